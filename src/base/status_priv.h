@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Failures are recorded once, where they are decided; callers only propagate. */
+#ifndef DCP_BASE_STATUS_PRIV_H
+#define DCP_BASE_STATUS_PRIV_H
+
+#include "dcpattn/status.h"
+
+/* Record the text of a failure in this thread's last error and return st. Never allocates. */
+dcp_status dcp__fail_at(dcp_status st, const char *file, int line, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+#define dcp__fail(st, ...) dcp__fail_at((st), __FILE__, __LINE__, __VA_ARGS__)
+
+#define DCP_TRY(call)                                                                              \
+    do {                                                                                           \
+        const dcp_status try_st_ = (call);                                                         \
+        if (try_st_ != DCP_OK) return try_st_;                                                     \
+    } while (0)
+
+#endif
