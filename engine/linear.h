@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Dense products y = x W^T over weight rows kept as the file has them (quantised blocks stay quantised).
- *   1 token: bound by bytes, own kernels read the blocks as they are (kernels.inc QDOT)
+/* Dense products y = x W^T over weight rows kept as the file has them (quantised blocks stay
+ * quantised). 1 token: bound by bytes, own kernels read the blocks as they are (kernels.inc QDOT)
  *   more: a panel of rows at a time is dequantised into scratch and multiplied by oneDNN
- * The rank's pool works on panels side by side; a result's bits do not depend on the number of threads. */
+ * The rank's pool works on panels side by side; a result's bits do not depend on the number of
+ * threads. */
 #ifndef DCP_ENGINE_LINEAR_H
 #define DCP_ENGINE_LINEAR_H
 
@@ -16,18 +17,25 @@ struct weight {
     int qtype;
     int64_t n_rows, k;
     size_t row_bytes;
-    const void *data; /* n_rows * row_bytes; 64-byte aligned start; readable 64 bytes beyond the end */
+    const void
+        *data; /* n_rows * row_bytes; 64-byte aligned start; readable 64 bytes beyond the end */
 };
 
 struct linear; /* per rank: pool, scratch, oneDNN objects */
-/* max_tokens: largest T of linear_run; max_k, max_rows over all weights. compute DEFAULT = bf16 where AMX is, else f32. */
-dcp_status linear_create(struct dcp__pool *pool, enum compute_type compute, dcp_isa isa, int64_t max_tokens, int64_t max_k, struct linear **out);
+/* max_tokens: largest T of linear_run; max_k, max_rows over all weights. compute DEFAULT = bf16
+ * where AMX is, else f32. */
+dcp_status linear_create(struct dcp__pool *pool, enum compute_type compute, dcp_isa isa,
+                         int64_t max_tokens, int64_t max_k, struct linear **out);
 void linear_destroy(struct linear *l);
 enum compute_type linear_compute(const struct linear *l);
-/* y[t * y_stride + i] = sum_k x[t * x_stride + k] * W[i][k]; t < n_tokens. x and y may not overlap. n_rows = 0 or n_tokens = 0 is legal. Allocates nothing of ours. */
-dcp_status linear_run(struct linear *l, const struct weight *w, const float *x, int64_t x_stride, int64_t n_tokens, float *y, int64_t y_stride);
+/* y[t * y_stride + i] = sum_k x[t * x_stride + k] * W[i][k]; t < n_tokens. x and y may not overlap.
+ * n_rows = 0 or n_tokens = 0 is legal. Allocates nothing of ours. */
+dcp_status linear_run(struct linear *l, const struct weight *w, const float *x, int64_t x_stride,
+                      int64_t n_tokens, float *y, int64_t y_stride);
 /* Several weights on the same x (q, k, v; gate, up) as one parallel region. */
-dcp_status linear_run_many(struct linear *l, const struct weight *const *ws, int n_ws, const float *x, int64_t x_stride, int64_t n_tokens, float *const *ys, const int64_t *y_strides);
+dcp_status linear_run_many(struct linear *l, const struct weight *const *ws, int n_ws,
+                           const float *x, int64_t x_stride, int64_t n_tokens, float *const *ys,
+                           const int64_t *y_strides);
 /* Row i of w as f32. */
 dcp_status linear_row(const struct linear *l, const struct weight *w, int64_t i, float *dst);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Choosing the next id from logits. temp 0 = greedy (lowest id wins a tie). Order: temperature, top-k, top-p, min-p, draw. The same seed gives the same ids on any number of ranks. */
+/* Choosing the next id from logits. temp 0 = greedy (lowest id wins a tie). Order: temperature,
+ * top-k, top-p, min-p, draw. The same seed gives the same ids on any number of ranks. */
 #ifndef DCP_ENGINE_SAMPLER_H
 #define DCP_ENGINE_SAMPLER_H
 
@@ -16,7 +17,8 @@ struct sampler_opts {
 };
 struct sampler;
 /* Checks the options: a bad one is named with its value and range. */
-dcp_status sampler_create(const struct sampler_opts *opts, int32_t vocab_size, struct sampler **out);
+dcp_status sampler_create(const struct sampler_opts *opts, int32_t vocab_size,
+                          struct sampler **out);
 void sampler_destroy(struct sampler *s);
 /* Allocates nothing. logits [vocab] are read only. DCP_ERR_NONFINITE if any is NaN. */
 dcp_status sampler_next(struct sampler *s, const float *logits, int32_t *id_out);

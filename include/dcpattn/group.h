@@ -6,9 +6,9 @@
  *   shm       ranks are processes of this host: prepare, fork, attach (or join by name)
  *   mpi       ranks are those of an MPI communicator (dcpattn/mpi.h, a shared object of its own)
  *
- * Every wait has the group's deadline. After a failure the group is poisoned: every later call on it returns
- * DCP_ERR_POISONED and names the first cause; only dcp_group_destroy is useful then.
- * One thread at a time per handle: a second concurrent call is refused with DCP_ERR_BUSY. */
+ * Every wait has the group's deadline. After a failure the group is poisoned: every later call on
+ * it returns DCP_ERR_POISONED and names the first cause; only dcp_group_destroy is useful then. One
+ * thread at a time per handle: a second concurrent call is refused with DCP_ERR_BUSY. */
 #ifndef DCPATTN_GROUP_H
 #define DCPATTN_GROUP_H
 
@@ -24,26 +24,36 @@ typedef struct dcp_group_opts {
     size_t struct_size; /**< sizeof(dcp_group_opts); DCP_GROUP_OPTS_INIT sets it */
     double deadline_s;  /**< seconds any one wait may take; 0 = 30 */
 } dcp_group_opts;
-#define DCP_GROUP_OPTS_INIT { sizeof(dcp_group_opts), 0.0 }
+#define DCP_GROUP_OPTS_INIT                                                                        \
+    {                                                                                              \
+        sizeof(dcp_group_opts), 0.0                                                                \
+    }
 
-/** A group of one.  @param[in] opts NULL = defaults.  @param[out] group_out written on success only. */
+/** A group of one.  @param[in] opts NULL = defaults.  @param[out] group_out written on success
+ * only. */
 DCP_API dcp_status dcp_group_create_self(const dcp_group_opts *opts, dcp_group **group_out);
-/** n handles that belong together; give groups_out[r] to thread r. Each is destroyed by its own thread.
+/** n handles that belong together; give groups_out[r] to thread r. Each is destroyed by its own
+ * thread.
  *  @param[out] groups_out [n], written on success only. */
-DCP_API dcp_status dcp_group_create_threads(int n, const dcp_group_opts *opts, dcp_group **groups_out);
+DCP_API dcp_status dcp_group_create_threads(int n, const dcp_group_opts *opts,
+                                            dcp_group **groups_out);
 
-/* --- shm: ranks are processes of one host --------------------------------------------------------------------- */
+/* --- shm: ranks are processes of one host
+ * --------------------------------------------------------------------- */
 typedef struct dcp_shm dcp_shm;
-/** Map (anonymous, shared) what n ranks need; call before fork. kill -9 of anybody leaves nothing behind. */
+/** Map (anonymous, shared) what n ranks need; call before fork. kill -9 of anybody leaves nothing
+ * behind. */
 DCP_API dcp_status dcp_shm_prepare(int n, const dcp_group_opts *opts, dcp_shm **shm_out);
 /** In rank's process, after fork. The dcp_shm may be released once attached. */
 DCP_API dcp_status dcp_shm_attach(dcp_shm *shm, int rank, dcp_group **group_out);
-/** By the parent that reaped rank: wait_status as from waitpid. Peers that still wait for it learn how it died. */
+/** By the parent that reaped rank: wait_status as from waitpid. Peers that still wait for it learn
+ * how it died. */
 DCP_API void dcp_shm_report_exit(dcp_shm *shm, int rank, int wait_status);
 /** Unmap this process's view. Takes NULL. */
 DCP_API void dcp_shm_release(dcp_shm *shm);
 
-/* --- the group itself ------------------------------------------------------------------------------------------ */
+/* --- the group itself
+ * ------------------------------------------------------------------------------------------ */
 DCP_API int dcp_group_rank(const dcp_group *g);
 DCP_API int dcp_group_size(const dcp_group *g);
 /** "self", "threads", "shm" or "mpi". */
@@ -54,20 +64,24 @@ DCP_API dcp_status dcp_group_barrier(dcp_group *g);
 /** Collective; every rank gives n_bytes (the same on all) and gets all in rank order.
  *  @param[in] send [n_bytes]  @param[out] recv [size * n_bytes], may not overlap send. */
 DCP_API dcp_status dcp_group_allgather(dcp_group *g, const void *send, size_t n_bytes, void *recv);
-/** Collective; in place. buf is [n_rows, row_stride_bytes] on every rank; rank r has filled the bytes
- *  [col_off_bytes[r], col_off_bytes[r+1]) of each row; afterwards every rank has all of them.
- *  Memory from dcp_group_alloc is read directly by peers, other memory goes through bounce buffers made at create.
+/** Collective; in place. buf is [n_rows, row_stride_bytes] on every rank; rank r has filled the
+ * bytes [col_off_bytes[r], col_off_bytes[r+1]) of each row; afterwards every rank has all of them.
+ *  Memory from dcp_group_alloc is read directly by peers, other memory goes through bounce buffers
+ * made at create.
  *  @param[in] col_off_bytes [size + 1], ascending, the same on all ranks. Allocates nothing. */
-DCP_API dcp_status dcp_group_gather_cols(dcp_group *g, void *buf, size_t n_rows, size_t row_stride_bytes,
-                                         const size_t *col_off_bytes);
-/** Collective: each rank gets n_bytes of its own (sizes may differ, 0 is legal), zeroed, 64-byte aligned, visible to the ranks
- *  of the same host. Counted by the allocator of the calling process. */
+DCP_API dcp_status dcp_group_gather_cols(dcp_group *g, void *buf, size_t n_rows,
+                                         size_t row_stride_bytes, const size_t *col_off_bytes);
+/** Collective: each rank gets n_bytes of its own (sizes may differ, 0 is legal), zeroed, 64-byte
+ * aligned, visible to the ranks of the same host. Counted by the allocator of the calling process.
+ */
 DCP_API dcp_status dcp_group_alloc(dcp_group *g, size_t n_bytes, void **ptr_out);
 /** Collective. Takes NULL. */
 DCP_API void dcp_group_free(dcp_group *g, void *ptr);
-/** Poison the group by hand, for a caller that cannot go on (peers return DCP_ERR_PEER with this text). */
+/** Poison the group by hand, for a caller that cannot go on (peers return DCP_ERR_PEER with this
+ * text). */
 DCP_API void dcp_group_abort(dcp_group *g, const char *why);
-/** Not collective, never waits, takes NULL. All allocations of the group on this rank are gone after it. */
+/** Not collective, never waits, takes NULL. All allocations of the group on this rank are gone
+ * after it. */
 DCP_API void dcp_group_destroy(dcp_group *g);
 
 #ifdef __cplusplus

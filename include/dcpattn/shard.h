@@ -20,14 +20,16 @@ DCP_API dcp_range dcp_cut_range(int64_t n_items, int n_ranks, int rank);
 /** The rank whose dcp_cut_range holds item; -1 if none does. */
 DCP_API int dcp_cut_owner(int64_t n_items, int n_ranks, int64_t item);
 
-/** Token ownership with interleave I: owner of global position p is (p / I) % N. Positions are >= 0. */
+/** Token ownership with interleave I: owner of global position p is (p / I) % N. Positions are >=
+ * 0. */
 DCP_API int dcp_pos_owner(int64_t pos, int n_ranks, int64_t interleave);
 /** Index of pos within its owner's shard. */
 DCP_API int64_t dcp_pos_local(int64_t pos, int n_ranks, int64_t interleave);
 /** Global position of local index i on rank. */
 DCP_API int64_t dcp_pos_global(int64_t i, int n_ranks, int rank, int64_t interleave);
-/** How many of the positions 0..length-1 rank owns (length < 0 counts as 0). Also the number of keys of this rank that
- *  a causal query at position length-1 sees, and the local index of the first own position >= length. */
+/** How many of the positions 0..length-1 rank owns (length < 0 counts as 0). Also the number of
+ * keys of this rank that a causal query at position length-1 sees, and the local index of the first
+ * own position >= length. */
 DCP_API int64_t dcp_local_length(int64_t length, int n_ranks, int rank, int64_t interleave);
 
 #ifdef __cplusplus

@@ -43,8 +43,9 @@ typedef enum dcp_status {
  *  Ownership: static storage.  Threads: any.  Collective: no. */
 DCP_API const char *dcp_status_text(dcp_status st);
 
-/** The full text of this thread's last failure: exact cause, names and values, file:line; "" if none.
- *  Ownership: thread-local, valid until the thread's next failing call.  Threads: any.  Collective: no. */
+/** The full text of this thread's last failure: exact cause, names and values, file:line; "" if
+ * none. Ownership: thread-local, valid until the thread's next failing call.  Threads: any.
+ * Collective: no. */
 DCP_API const char *dcp_last_error(void);
 
 /** Version of the library at run time, to compare with DCP_VERSION at build time.

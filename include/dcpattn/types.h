@@ -20,8 +20,13 @@ typedef enum dcp_dtype {
     DCP_BF16 = 3
 } dcp_dtype;
 
-/** How the LSE was taken. There is no default: natural logs read as base 2 give no error, no NaN, wrong text. */
-typedef enum dcp_lse_base { DCP_LSE_BASE_UNSET = 0, DCP_LSE_BASE_E = 1, DCP_LSE_BASE_2 = 2 } dcp_lse_base;
+/** How the LSE was taken. There is no default: natural logs read as base 2 give no error, no NaN,
+ * wrong text. */
+typedef enum dcp_lse_base {
+    DCP_LSE_BASE_UNSET = 0,
+    DCP_LSE_BASE_E = 1,
+    DCP_LSE_BASE_2 = 2
+} dcp_lse_base;
 
 /** How the merged result is spread over the ranks. */
 typedef enum dcp_cut {
@@ -30,8 +35,13 @@ typedef enum dcp_cut {
     DCP_CUT_NONE = 2    /**< every rank gets all: [T, H, D] */
 } dcp_cut;
 
-/** What happens to NaN and infinities in the payload of a row that is not empty. Counted under each. */
-typedef enum dcp_nonfinite { DCP_NONFINITE_ZERO = 0, DCP_NONFINITE_PROPAGATE = 1, DCP_NONFINITE_ERROR = 2 } dcp_nonfinite;
+/** What happens to NaN and infinities in the payload of a row that is not empty. Counted under
+ * each. */
+typedef enum dcp_nonfinite {
+    DCP_NONFINITE_ZERO = 0,
+    DCP_NONFINITE_PROPAGATE = 1,
+    DCP_NONFINITE_ERROR = 2
+} dcp_nonfinite;
 
 typedef enum dcp_merge_algo {
     DCP_MERGE_AUTO = 0,
@@ -43,7 +53,13 @@ typedef enum dcp_merge_algo {
 } dcp_merge_algo;
 
 /** Instruction-set levels, each includes those below. */
-typedef enum dcp_isa { DCP_ISA_DEFAULT = 0, DCP_ISA_SCALAR = 1, DCP_ISA_AVX2 = 2, DCP_ISA_AVX512 = 3, DCP_ISA_AMX = 4 } dcp_isa;
+typedef enum dcp_isa {
+    DCP_ISA_DEFAULT = 0,
+    DCP_ISA_SCALAR = 1,
+    DCP_ISA_AVX2 = 2,
+    DCP_ISA_AVX512 = 3,
+    DCP_ISA_AMX = 4
+} dcp_isa;
 
 /** Bytes of one element; 0 for an unknown type.  Threads: any.  Collective: no. */
 DCP_API size_t dcp_dtype_bytes(dcp_dtype t);

@@ -8,8 +8,8 @@
 #include "dcpattn/types.h"
 
 struct dcp__cpu {
-    bool avx2, fma, f16c;     /* avx2 level = avx2 && fma && f16c */
-    bool avx512;              /* F DQ BW VL CD as one level, OS state enabled */
+    bool avx2, fma, f16c; /* avx2 level = avx2 && fma && f16c */
+    bool avx512;          /* F DQ BW VL CD as one level, OS state enabled */
     bool avx512_vnni, avx512_bf16, avx512_fp16;
     bool amx_bf16, amx_int8;  /* CPUID, XCR0 and the kernel's permission */
     char why_not_higher[160]; /* of the level below the best that exists */
@@ -19,7 +19,8 @@ struct dcp__cpu {
 void dcp__cpu_detect(struct dcp__cpu *cpu_out);
 /* The best level this CPU has. */
 dcp_isa dcp__cpu_best_isa(const struct dcp__cpu *cpu);
-/* The level to use: cap (DEFAULT = none) and DCP_ATTN_ISA (scalar|avx2|avx512|amx) and the hardware. A bad name in the environment is an error. */
+/* The level to use: cap (DEFAULT = none) and DCP_ATTN_ISA (scalar|avx2|avx512|amx) and the
+ * hardware. A bad name in the environment is an error. */
 dcp_status dcp__isa_choose(dcp_isa cap, dcp_isa *isa_out);
 const char *dcp__isa_name(dcp_isa isa);
 dcp_status dcp__isa_parse(const char *name, dcp_isa *isa_out);

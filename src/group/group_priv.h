@@ -11,45 +11,56 @@
 /* Largest record of dcp__group_record: fits the slots of the shared control block. */
 enum { DCP__RECORD_MAX = 256, DCP__EXCHANGE_SLOTS = 4 };
 
-/* One message of an exchange. n_bytes = 0 is legal and sends nothing; both sides give the same number. */
+/* One message of an exchange. n_bytes = 0 is legal and sends nothing; both sides give the same
+ * number. */
 struct dcp__xfer {
     int peer;
     void *buf;
     size_t n_bytes;
 };
 
-/* All-gather of one small record per rank, latency first; it is also a barrier. n_bytes <= DCP__RECORD_MAX. */
+/* All-gather of one small record per rank, latency first; it is also a barrier. n_bytes <=
+ * DCP__RECORD_MAX. */
 dcp_status dcp__group_record(dcp_group *g, const void *send, size_t n_bytes, void *recv);
 
-/* Nonblocking pairwise exchange. Up to DCP__EXCHANGE_SLOTS may be open at once; all ranks open slots in the same order; messages between a pair
- * are matched in the order they were started. The xfer arrays are copied; buffers stay borrowed until done. Messages to oneself are not allowed. */
-dcp_status dcp__group_exchange_start(dcp_group *g, unsigned slot, const struct dcp__xfer *sends, int n_sends,
-                                     const struct dcp__xfer *recvs, int n_recvs);
+/* Nonblocking pairwise exchange. Up to DCP__EXCHANGE_SLOTS may be open at once; all ranks open
+ * slots in the same order; messages between a pair are matched in the order they were started. The
+ * xfer arrays are copied; buffers stay borrowed until done. Messages to oneself are not allowed. */
+dcp_status dcp__group_exchange_start(dcp_group *g, unsigned slot, const struct dcp__xfer *sends,
+                                     int n_sends, const struct dcp__xfer *recvs, int n_recvs);
 dcp_status dcp__group_exchange_test(dcp_group *g, unsigned slot, bool *done_out);
 dcp_status dcp__group_exchange_wait(dcp_group *g, unsigned slot); /* with the deadline */
 
-/* Sum over ranks in place by the transport's own all-reduce: MPI_Allreduce under mpi. Exists for the published baseline only. */
+/* Sum over ranks in place by the transport's own all-reduce: MPI_Allreduce under mpi. Exists for
+ * the published baseline only. */
 dcp_status dcp__group_allreduce_f32(dcp_group *g, float *buf, size_t n);
 
-/* Where ptr lies in the group's own allocations: an id that is the same on all ranks and the offset in this rank's part; false if it does not lie in
- * one that its peers can see. The range [ptr, ptr + n_bytes) must lie inside whole. In a threads group every address counts as visible. */
-bool dcp__group_locate(const dcp_group *g, const void *ptr, size_t n_bytes, uint32_t *alloc_id_out, uint64_t *offset_out);
-/* The address in this process of (alloc_id, offset) of rank's part; NULL if this rank cannot see it (other host, or out of its bounds). */
-void *dcp__group_peer_ptr(const dcp_group *g, int rank, uint32_t alloc_id, uint64_t offset, size_t n_bytes);
+/* Where ptr lies in the group's own allocations: an id that is the same on all ranks and the offset
+ * in this rank's part; false if it does not lie in one that its peers can see. The range [ptr, ptr
+ * + n_bytes) must lie inside whole. In a threads group every address counts as visible. */
+bool dcp__group_locate(const dcp_group *g, const void *ptr, size_t n_bytes, uint32_t *alloc_id_out,
+                       uint64_t *offset_out);
+/* The address in this process of (alloc_id, offset) of rank's part; NULL if this rank cannot see it
+ * (other host, or out of its bounds). */
+void *dcp__group_peer_ptr(const dcp_group *g, int rank, uint32_t alloc_id, uint64_t offset,
+                          size_t n_bytes);
 /* True if this rank can read rank's group memory directly. */
 bool dcp__group_sees(const dcp_group *g, int rank);
 /* True if all ranks see each other's group memory (the same answer on all). */
 bool dcp__group_all_see(const dcp_group *g);
 
-/* Mark the handle as in a call; DCP_ERR_BUSY if another thread is in one, DCP_ERR_POISONED if poisoned. Composite calls (merge, attend) hold it
- * over their inner group calls: it nests for the thread that holds it. */
+/* Mark the handle as in a call; DCP_ERR_BUSY if another thread is in one, DCP_ERR_POISONED if
+ * poisoned. Composite calls (merge, attend) hold it over their inner group calls: it nests for the
+ * thread that holds it. */
 dcp_status dcp__group_enter(dcp_group *g);
 void dcp__group_leave(dcp_group *g);
 /* Poison with a code and text that peers will see ("rank 2: ..."). Returns code, last error set. */
-dcp_status dcp__group_poison(dcp_group *g, dcp_status code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+dcp_status dcp__group_poison(dcp_group *g, dcp_status code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 
-/* Fault injection for tests: DCP_ATTN_FAULT="kill|stop|exit|delay:POINT:RANK[:COUNT]" strikes when RANK passes the named POINT for the COUNT-th time
- * (delay sleeps past the deadline). One getenv at group create; a NULL test per point afterwards. */
+/* Fault injection for tests: DCP_ATTN_FAULT="kill|stop|exit|delay:POINT:RANK[:COUNT]" strikes when
+ * RANK passes the named POINT for the COUNT-th time (delay sleeps past the deadline). One getenv at
+ * group create; a NULL test per point afterwards. */
 void dcp__fault_point(const dcp_group *g, const char *point);
 
 #endif

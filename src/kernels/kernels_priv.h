@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernel types, and the table of those chosen. kernels.inc is the one list: it declares here, fills the selection in select.c, and drives tests and benches. */
+/* Kernel types, and the table of those chosen. kernels.inc is the one list: it declares here, fills
+ * the selection in select.c, and drives tests and benches. */
 #ifndef DCP_KERNELS_KERNELS_PRIV_H
 #define DCP_KERNELS_KERNELS_PRIV_H
 
@@ -10,18 +11,21 @@
 #include "dcpattn/cache.h"
 #include "dcpattn/types.h"
 
-/* ---- attention: rows of one KV head against a range of one view's keys ------------------------------------------------------------- */
-/* Row (t, j): token t of n_tokens, query head j of the n_group heads that share this KV head. Keys are local indices; row (t, .) sees
- * [max(lo[t], key_begin), min(hi[t], key_end)). Results: out normalised by the row's own sum, lse natural log; a row that sees nothing gets 0 and -inf.
- * A row's bits depend on its q, its visible range, key_begin/key_end and the keys alone: not on the other rows of the job, nor on n_tokens. Key blocks are aligned
- * to multiples of the kernel's block in local index. */
+/* ---- attention: rows of one KV head against a range of one view's keys
+ * ------------------------------------------------------------- */
+/* Row (t, j): token t of n_tokens, query head j of the n_group heads that share this KV head. Keys
+ * are local indices; row (t, .) sees [max(lo[t], key_begin), min(hi[t], key_end)). Results: out
+ * normalised by the row's own sum, lse natural log; a row that sees nothing gets 0 and -inf. A
+ * row's bits depend on its q, its visible range, key_begin/key_end and the keys alone: not on the
+ * other rows of the job, nor on n_tokens. Key blocks are aligned to multiples of the kernel's block
+ * in local index. */
 struct dcp__attn_job {
     const dcp_kv_view *view;
     int64_t kv_head;
     int64_t key_begin, key_end;
     int64_t n_tokens, n_group;
     int64_t dk, dv;
-    float scale, softcap; /* softcap 0 = none */
+    float scale, softcap;   /* softcap 0 = none */
     const int64_t *lo, *hi; /* [n_tokens] */
     const float *q;         /* q[t * q_token_stride + j * q_head_stride + d] */
     int64_t q_token_stride, q_head_stride;
@@ -35,26 +39,48 @@ typedef void dcp__attn_fn(const struct dcp__attn_job *job);
 /* Scratch that any attention kernel needs for jobs of up to n_rows = n_tokens * n_group rows. */
 size_t dcp__attn_scratch_bytes(int64_t n_rows, int64_t dk, int64_t dv);
 
-/* ---- merge: one row of n_parts payloads, weights given ------------------------------------------------------------------------------ */
-/* dst[d] = round(sum_p w[p] * part_p[d]), p ascending, first product plain then fused multiply-adds, f32; parts have weight > 0. n_parts = 1 with weight 1 copies
- * bits (with conversion if types differ). dst may be exactly one of the parts. Non-finite values: counted, and zeroed if zero_nonfinite.
- * Returns their count; *first_part_out = smallest p that held one (untouched if none). */
-typedef int64_t dcp__merge_row_fn(const void *const *parts, const float *w, int n_parts, int64_t dim, void *dst, bool zero_nonfinite, int *first_part_out);
+/* ---- merge: one row of n_parts payloads, weights given
+ * ------------------------------------------------------------------------------ */
+/* dst[d] = round(sum_p w[p] * part_p[d]), p ascending, first product plain then fused
+ * multiply-adds, f32; parts have weight > 0. n_parts = 1 with weight 1 copies bits (with conversion
+ * if types differ). dst may be exactly one of the parts. Non-finite values: counted, and zeroed if
+ * zero_nonfinite. Returns their count; *first_part_out = smallest p that held one (untouched if
+ * none). */
+typedef int64_t dcp__merge_row_fn(const void *const *parts, const float *w, int n_parts,
+                                  int64_t dim, void *dst, bool zero_nonfinite, int *first_part_out);
 
-/* ---- products on quantised rows ------------------------------------------------------------------------------------------------------- */
+/* ---- products on quantised rows
+ * -------------------------------------------------------------------------------------------------------
+ */
 /* GGML block types by their numbers in a GGUF file. */
-enum dcp__qtype { DCP__Q_F32 = 0, DCP__Q_F16 = 1, DCP__Q_Q4_0 = 2, DCP__Q_Q4_1 = 3, DCP__Q_Q5_0 = 6, DCP__Q_Q5_1 = 7, DCP__Q_Q8_0 = 8,
-                  DCP__Q_Q4_K = 12, DCP__Q_Q5_K = 13, DCP__Q_Q6_K = 14, DCP__Q_BF16 = 30 };
+enum dcp__qtype {
+    DCP__Q_F32 = 0,
+    DCP__Q_F16 = 1,
+    DCP__Q_Q4_0 = 2,
+    DCP__Q_Q4_1 = 3,
+    DCP__Q_Q5_0 = 6,
+    DCP__Q_Q5_1 = 7,
+    DCP__Q_Q8_0 = 8,
+    DCP__Q_Q4_K = 12,
+    DCP__Q_Q5_K = 13,
+    DCP__Q_Q6_K = 14,
+    DCP__Q_BF16 = 30
+};
 /* Elements and bytes of a block; 0 for an unknown type. */
 int64_t dcp__q_block_elems(int qtype);
 size_t dcp__q_block_bytes(int qtype);
 const char *dcp__q_name(int qtype);
-/* y[i] = sum_k W[i][k] * x[k] for n_rows rows of k elements (a multiple of the block), rows row_bytes apart, f32 x: "exact", error of float32. */
-typedef void dcp__qdot_fn(const void *w, size_t row_bytes, int64_t n_rows, int64_t k, const float *x, float *y);
+/* y[i] = sum_k W[i][k] * x[k] for n_rows rows of k elements (a multiple of the block), rows
+ * row_bytes apart, f32 x: "exact", error of float32. */
+typedef void dcp__qdot_fn(const void *w, size_t row_bytes, int64_t n_rows, int64_t k,
+                          const float *x, float *y);
 /* n_rows rows to f32 (or bf16, rounded to nearest even), dst row stride in elements. */
-typedef void dcp__dequant_fn(const void *w, size_t row_bytes, int64_t n_rows, int64_t k, float *dst, int64_t dst_stride);
+typedef void dcp__dequant_fn(const void *w, size_t row_bytes, int64_t n_rows, int64_t k, float *dst,
+                             int64_t dst_stride);
 
-/* ---- the table ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- the table
+ * ----------------------------------------------------------------------------------------------------------------------
+ */
 struct dcp__kernels {
     dcp_isa isa;
     const char *attn_name[4], *merge_row_name[4][4], *qdot_name[32], *dequant_name[32];

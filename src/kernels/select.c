@@ -14,7 +14,8 @@ void dcp__kernels_select(dcp_isa isa, struct dcp__kernels *out)
         out->label = #fn;                                                                          \
     }
 #define ATTN(level, dtype, fn) TAKE(level, attn[dtype], attn_name[dtype], fn)
-#define MERGE_ROW(level, part, merged, fn) TAKE(level, merge_row[part][merged], merge_row_name[part][merged], fn)
+#define MERGE_ROW(level, part, merged, fn)                                                         \
+    TAKE(level, merge_row[part][merged], merge_row_name[part][merged], fn)
 #define QDOT(level, qtype, fn) TAKE(level, qdot[qtype], qdot_name[qtype], fn)
 #define DEQUANT(level, qtype, fn) TAKE(level, dequant[qtype], dequant_name[qtype], fn)
 #include "kernels/kernels.inc"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* f16 and bf16 as bits. Rounding is to nearest even; bf16 keeps denormals (integer rounding, the bits of every ISA), NaN stays NaN (quieted). */
+/* f16 and bf16 as bits. Rounding is to nearest even; bf16 keeps denormals (integer rounding, the
+ * bits of every ISA), NaN stays NaN (quieted). */
 #ifndef DCP_NUM_DTYPE_PRIV_H
 #define DCP_NUM_DTYPE_PRIV_H
 
