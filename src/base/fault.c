@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/fault_priv.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SPEC_BYTES = 128 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_int armed; /* an enum dcp__fault_kind */
+static struct {
+    char spec[SPEC_BYTES];
+    char point[SPEC_BYTES];
+    int rank;
+    long left; /* passes until it strikes */
+} fault;
+
+static const struct {
+    const char *name;
+    enum dcp__fault_kind kind;
+} kinds[] = {
+    {"kill", DCP__FAULT_KILL},
+    {"stop", DCP__FAULT_STOP},
+    {"exit", DCP__FAULT_EXIT},
+    {"delay", DCP__FAULT_DELAY},
+};
+
+static bool parse(const char *spec, enum dcp__fault_kind *kind_out, char *point, int *rank_out,
+                  long *count_out)
+{
+    char name[SPEC_BYTES];
+    int rank = -1, used = 0;
+    long count = 1;
+    if (strlen(spec) >= SPEC_BYTES) return false;
+    if (sscanf(spec, "%127[^:]:%127[^:]:%d%n", name, point, &rank, &used) != 3 || rank < 0) {
+        return false;
+    }
+    if (spec[used] == ':') {
+        int more = 0;
+        if (sscanf(spec + used, ":%ld%n", &count, &more) != 1 || count < 1) return false;
+        used += more;
+    }
+    if (spec[used] != '\0') return false;
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        if (strcmp(kinds[i].name, name) != 0) continue;
+        *kind_out = kinds[i].kind;
+        *rank_out = rank;
+        *count_out = count;
+        return true;
+    }
+    return false;
+}
+
+dcp_status dcp__fault_load(enum dcp__fault_kind *kind_out, int *rank_out)
+{
+    const char *spec = getenv("DCP_ATTN_FAULT");
+    if (spec == NULL) spec = "";
+    dcp_status st = DCP_OK;
+    pthread_mutex_lock(&lock);
+    if (strcmp(spec, fault.spec) != 0) {
+        enum dcp__fault_kind kind = DCP__FAULT_NONE;
+        atomic_store(&armed, DCP__FAULT_NONE);
+        fault.spec[0] = '\0';
+        if (spec[0] != '\0' && !parse(spec, &kind, fault.point, &fault.rank, &fault.left)) {
+            st = dcp__fail(
+                DCP_ERR_ARG,
+                "DCP_ATTN_FAULT is \"%s\"; wanted kill|stop|exit|delay:POINT:RANK[:COUNT]", spec);
+        } else {
+            snprintf(fault.spec, sizeof(fault.spec), "%s", spec);
+            atomic_store(&armed, (int)kind);
+        }
+    }
+    if (kind_out != NULL) *kind_out = (enum dcp__fault_kind)atomic_load(&armed);
+    if (rank_out != NULL) *rank_out = fault.rank;
+    pthread_mutex_unlock(&lock);
+    return st;
+}
+
+static void sleep_s(double s)
+{
+    struct timespec left = {.tv_sec = (time_t)s, .tv_nsec = (long)((s - (double)(time_t)s) * 1e9)};
+    while (nanosleep(&left, &left) != 0 && errno == EINTR) {
+    }
+}
+
+void dcp__fault_pass(const char *point, int rank, double delay_s)
+{
+    if (atomic_load_explicit(&armed, memory_order_relaxed) == DCP__FAULT_NONE) return;
+    pthread_mutex_lock(&lock);
+    enum dcp__fault_kind kind = (enum dcp__fault_kind)atomic_load(&armed);
+    if (rank != fault.rank || strcmp(point, fault.point) != 0 || --fault.left > 0) {
+        kind = DCP__FAULT_NONE;
+    } else {
+        atomic_store(&armed, DCP__FAULT_NONE);
+    }
+    pthread_mutex_unlock(&lock);
+    switch (kind) {
+    case DCP__FAULT_NONE:
+        break;
+    case DCP__FAULT_KILL:
+        kill(getpid(), SIGKILL);
+        break;
+    case DCP__FAULT_STOP:
+        kill(getpid(), SIGSTOP);
+        break;
+    case DCP__FAULT_EXIT:
+        _exit(3);
+    case DCP__FAULT_DELAY:
+        sleep_s(delay_s);
+        break;
+    }
+}
