@@ -1,0 +1,437 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public calls: checks, the busy mark, the poison; the work is the transport's. */
+#include <limits.h>
+#include <math.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc_priv.h"
+#include "base/clock_priv.h"
+#include "base/fault_priv.h"
+#include "group/group_core_priv.h"
+
+const char *dcp__call_name(uint32_t call)
+{
+    static const char *const names[DCP__CALL_COUNT] = {
+        [DCP__CALL_NONE] = "none",           [DCP__CALL_BARRIER] = "barrier",
+        [DCP__CALL_ALLGATHER] = "allgather", [DCP__CALL_GATHER_COLS] = "gather_cols",
+        [DCP__CALL_ALLOC] = "alloc",         [DCP__CALL_FREE] = "free",
+        [DCP__CALL_RECORD] = "record",       [DCP__CALL_EXCHANGE] = "exchange",
+        [DCP__CALL_ALLREDUCE] = "allreduce",
+    };
+    return call < DCP__CALL_COUNT ? names[call] : "?";
+}
+
+dcp_status dcp__group_opts_read(const dcp_group_opts *opts, int64_t *deadline_ns_out)
+{
+    double deadline_s = 0;
+    if (opts != NULL) {
+        dcp_group_opts mine = DCP_GROUP_OPTS_INIT;
+        if (opts->struct_size < sizeof(size_t)) {
+            return dcp__fail(DCP_ERR_ARG,
+                             "dcp_group_opts.struct_size is %zu; use DCP_GROUP_OPTS_INIT",
+                             opts->struct_size);
+        }
+        if (opts->struct_size > sizeof(mine)) {
+            const unsigned char *extra = (const unsigned char *)opts + sizeof(mine);
+            for (size_t i = 0; i < opts->struct_size - sizeof(mine); i++) {
+                if (extra[i] != 0) {
+                    return dcp__fail(
+                        DCP_ERR_NOT_SUPPORTED,
+                        "dcp_group_opts has options that this library (%s) does not know",
+                        DCP_VERSION);
+                }
+            }
+        }
+        memcpy(&mine, opts, opts->struct_size < sizeof(mine) ? opts->struct_size : sizeof(mine));
+        deadline_s = mine.deadline_s;
+    }
+    if (!(deadline_s >= 0) || deadline_s > 1e8) {
+        return dcp__fail(DCP_ERR_ARG, "group deadline is %g s; wanted 0 (30 s) or more, up to 1e8",
+                         deadline_s);
+    }
+    if (deadline_s == 0) deadline_s = 30;
+    *deadline_ns_out = (int64_t)(deadline_s * 1e9);
+    return DCP_OK;
+}
+
+dcp_status dcp__group_init(dcp_group *g, const struct dcp__group_ops *ops, int rank, int size,
+                           int64_t deadline_ns, struct dcp__poison *poison)
+{
+    g->ops = ops;
+    g->rank = rank;
+    g->size = size;
+    g->deadline_ns = deadline_ns;
+    g->poison = poison != NULL ? poison : &g->own_poison;
+    g->all_see = true;
+    return dcp__alloc_array((size_t)size, DCP__RECORD_MAX, "records of a group", &g->scratch);
+}
+
+void dcp__group_fini(dcp_group *g)
+{
+    dcp__free(g->scratch);
+    dcp__free(g->bounce);
+}
+
+dcp_status dcp__group_load_fault(int size, bool ranks_are_processes)
+{
+    enum dcp__fault_kind kind;
+    int rank;
+    DCP_TRY(dcp__fault_load(&kind, &rank));
+    if (kind == DCP__FAULT_NONE) return DCP_OK;
+    if (rank >= size) {
+        return dcp__fail(DCP_ERR_ARG, "DCP_ATTN_FAULT names rank %d of a group of %d", rank, size);
+    }
+    if (!ranks_are_processes && kind != DCP__FAULT_DELAY) {
+        return dcp__fail(DCP_ERR_NOT_SUPPORTED,
+                         "DCP_ATTN_FAULT: kill, stop and exit strike a whole process; in a threads "
+                         "group only delay makes sense");
+    }
+    return DCP_OK;
+}
+
+void dcp__fault_point(const dcp_group *g, const char *point)
+{
+    /* A delay must be noticed: past the deadline by a good margin. */
+    dcp__fault_pass(point, g->rank, (double)g->deadline_ns * 1e-9 * 1.5 + 0.25);
+}
+
+/* --- who is inside, and the poison --- */
+
+static uintptr_t this_thread(void)
+{
+    static _Thread_local char mark;
+    return (uintptr_t)&mark;
+}
+
+dcp_status dcp__group_enter(dcp_group *g)
+{
+    const uintptr_t me = this_thread();
+    if (atomic_load_explicit(&g->owner, memory_order_relaxed) != me) {
+        uintptr_t none = 0;
+        if (!atomic_compare_exchange_strong_explicit(&g->owner, &none, me, memory_order_acquire,
+                                                     memory_order_relaxed)) {
+            return dcp__fail(DCP_ERR_BUSY,
+                             "rank %d of a %s group is in another call, by another thread", g->rank,
+                             g->ops->name);
+        }
+    }
+    g->depth++;
+    if (dcp__group_is_poisoned(g)) {
+        const dcp_status st = dcp__group_poison_status(g);
+        dcp__group_leave(g);
+        return st;
+    }
+    return DCP_OK;
+}
+
+void dcp__group_leave(dcp_group *g)
+{
+    if (--g->depth == 0) {
+        atomic_store_explicit(&g->owner, (uintptr_t)0, memory_order_release);
+    }
+}
+
+/* Enter a named call; the outermost name is what peers are told. */
+static dcp_status enter_call(dcp_group *g, enum dcp__call call)
+{
+    if (g == NULL) return dcp__fail(DCP_ERR_ARG, "%s: group is NULL", dcp__call_name(call));
+    DCP_TRY(dcp__group_enter(g));
+    if (g->call == DCP__CALL_NONE) {
+        g->call = call;
+        if (g->ops->set_call != NULL) g->ops->set_call(g, call);
+    }
+    return DCP_OK;
+}
+
+static dcp_status leave_call(dcp_group *g, enum dcp__call call, dcp_status st)
+{
+    if (g->call == call) {
+        g->call = DCP__CALL_NONE;
+        if (g->ops->set_call != NULL) g->ops->set_call(g, DCP__CALL_NONE);
+    }
+    dcp__group_leave(g);
+    return st;
+}
+
+dcp_status dcp__group_poison_status(dcp_group *g)
+{
+    /* Whoever claimed the word writes the text at once; it may have died on the way. */
+    const int64_t start = dcp__now_ns();
+    while (atomic_load_explicit(&g->poison->state, memory_order_acquire) != DCP__POISON_SET) {
+        if (dcp__now_ns() - start > 50000000) {
+            g->cause_seen = true;
+            return dcp__fail(DCP_ERR_POISONED, "%s group is poisoned; its cause was never written",
+                             g->ops->name);
+        }
+        sched_yield();
+    }
+    if (!g->cause_seen) {
+        g->cause_seen = true;
+        return dcp__fail((dcp_status)g->poison->code, "%s", g->poison->text);
+    }
+    return dcp__fail(DCP_ERR_POISONED, "%s group is poisoned: %s", g->ops->name, g->poison->text);
+}
+
+static dcp_status poison_v(dcp_group *g, dcp_status code, const char *fmt, va_list args)
+{
+    uint32_t none = DCP__POISON_NONE;
+    if (atomic_compare_exchange_strong(&g->poison->state, &none, DCP__POISON_WRITING)) {
+        g->poison->code = (int32_t)code;
+        (void)vsnprintf(g->poison->text, sizeof(g->poison->text), fmt, args);
+        atomic_store(&g->poison->state, DCP__POISON_SET);
+    }
+    const dcp_status st = dcp__group_poison_status(g);
+    if (g->ops->poisoned != NULL) g->ops->poisoned(g);
+    return st;
+}
+
+dcp_status dcp__group_poison(dcp_group *g, dcp_status code, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    const dcp_status st = poison_v(g, code, fmt, args);
+    va_end(args);
+    return st;
+}
+
+void dcp_group_abort(dcp_group *g, const char *why)
+{
+    if (g == NULL) return;
+    (void)dcp__group_poison(g, DCP_ERR_PEER, "rank %d gave up: %s", g->rank,
+                            why != NULL ? why : "no reason given");
+}
+
+/* --- what a handle is --- */
+
+int dcp_group_rank(const dcp_group *g)
+{
+    return g->rank;
+}
+
+int dcp_group_size(const dcp_group *g)
+{
+    return g->size;
+}
+
+const char *dcp_group_kind(const dcp_group *g)
+{
+    return g->ops->name;
+}
+
+double dcp_group_deadline(const dcp_group *g)
+{
+    return (double)g->deadline_ns / 1e9;
+}
+
+/* --- records and exchanges --- */
+
+dcp_status dcp__group_record(dcp_group *g, const void *send, size_t n_bytes, void *recv)
+{
+    if (n_bytes > DCP__RECORD_MAX) {
+        return dcp__fail(DCP_ERR_ARG, "record of %zu bytes; at most %d", n_bytes, DCP__RECORD_MAX);
+    }
+    DCP_TRY(enter_call(g, DCP__CALL_RECORD));
+    dcp__fault_point(g, "record");
+    return leave_call(g, DCP__CALL_RECORD, g->ops->record(g, send, n_bytes, recv));
+}
+
+dcp_status dcp_group_barrier(dcp_group *g)
+{
+    DCP_TRY(enter_call(g, DCP__CALL_BARRIER));
+    dcp__fault_point(g, "barrier");
+    return leave_call(g, DCP__CALL_BARRIER, g->ops->record(g, NULL, 0, NULL));
+}
+
+static dcp_status check_xfers(const dcp_group *g, const char *what, const struct dcp__xfer *x,
+                              int n)
+{
+    if (n < 0 || n > 2 * g->size || (n > 0 && x == NULL)) {
+        return dcp__fail(DCP_ERR_ARG, "exchange: %d %s; at most %d", n, what, 2 * g->size);
+    }
+    for (int i = 0; i < n; i++) {
+        if (x[i].peer < 0 || x[i].peer >= g->size || x[i].peer == g->rank) {
+            return dcp__fail(DCP_ERR_ARG, "exchange: peer %d of %s %d of rank %d in a group of %d",
+                             x[i].peer, what, i, g->rank, g->size);
+        }
+        if (x[i].n_bytes > 0 && x[i].buf == NULL) {
+            return dcp__fail(DCP_ERR_ARG, "exchange: buffer of %s %d is NULL", what, i);
+        }
+    }
+    return DCP_OK;
+}
+
+dcp_status dcp__group_exchange_start(dcp_group *g, unsigned slot, const struct dcp__xfer *sends,
+                                     int n_sends, const struct dcp__xfer *recvs, int n_recvs)
+{
+    if (slot >= DCP__EXCHANGE_SLOTS) {
+        return dcp__fail(DCP_ERR_ARG, "exchange slot %u; slots are 0 to %d", slot,
+                         DCP__EXCHANGE_SLOTS - 1);
+    }
+    DCP_TRY(check_xfers(g, "sends", sends, n_sends));
+    DCP_TRY(check_xfers(g, "receives", recvs, n_recvs));
+    DCP_TRY(enter_call(g, DCP__CALL_EXCHANGE));
+    dcp__fault_point(g, "exchange");
+    return leave_call(g, DCP__CALL_EXCHANGE,
+                      g->ops->exchange_start(g, slot, sends, n_sends, recvs, n_recvs));
+}
+
+dcp_status dcp__group_exchange_test(dcp_group *g, unsigned slot, bool *done_out)
+{
+    DCP_TRY(enter_call(g, DCP__CALL_EXCHANGE));
+    return leave_call(g, DCP__CALL_EXCHANGE, g->ops->exchange_test(g, slot, done_out));
+}
+
+dcp_status dcp__group_exchange_wait(dcp_group *g, unsigned slot)
+{
+    DCP_TRY(enter_call(g, DCP__CALL_EXCHANGE));
+    dcp__fault_point(g, "exchange_wait");
+    return leave_call(g, DCP__CALL_EXCHANGE, g->ops->exchange_wait(g, slot));
+}
+
+dcp_status dcp__group_allreduce_f32(dcp_group *g, float *buf, size_t n)
+{
+    DCP_TRY(enter_call(g, DCP__CALL_ALLREDUCE));
+    dcp__fault_point(g, "allreduce");
+    return leave_call(g, DCP__CALL_ALLREDUCE, g->ops->allreduce_f32(g, buf, n));
+}
+
+static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
+{
+    const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+    return a_bytes > 0 && b_bytes > 0 && x < y + b_bytes && y < x + a_bytes;
+}
+
+dcp_status dcp_group_allgather(dcp_group *g, const void *send, size_t n_bytes, void *recv)
+{
+    if (g == NULL) return dcp__fail(DCP_ERR_ARG, "allgather: group is NULL");
+    size_t all_bytes;
+    if (dcp__mul_overflow(n_bytes, (size_t)g->size, &all_bytes)) {
+        return dcp__fail(DCP_ERR_ARG, "allgather: %d times %zu bytes exceed the address space",
+                         g->size, n_bytes);
+    }
+    if (n_bytes > 0 && (send == NULL || recv == NULL)) {
+        return dcp__fail(DCP_ERR_ARG, "allgather: %s is NULL", send == NULL ? "send" : "recv");
+    }
+    if (overlap(send, n_bytes, recv, all_bytes)) {
+        return dcp__fail(DCP_ERR_ARG, "allgather: send and recv overlap");
+    }
+    DCP_TRY(enter_call(g, DCP__CALL_ALLGATHER));
+    dcp__fault_point(g, "allgather");
+    return leave_call(g, DCP__CALL_ALLGATHER, dcp__allgather(g, send, n_bytes, recv));
+}
+
+dcp_status dcp_group_gather_cols(dcp_group *g, void *buf, size_t n_rows, size_t row_stride_bytes,
+                                 const size_t *col_off_bytes)
+{
+    if (g == NULL) return dcp__fail(DCP_ERR_ARG, "gather_cols: group is NULL");
+    if (col_off_bytes == NULL || (buf == NULL && n_rows > 0)) {
+        return dcp__fail(DCP_ERR_ARG, "gather_cols: %s is NULL",
+                         col_off_bytes == NULL ? "col_off_bytes" : "buf");
+    }
+    for (int r = 0; r < g->size; r++) {
+        if (col_off_bytes[r] > col_off_bytes[r + 1]) {
+            return dcp__fail(DCP_ERR_ARG,
+                             "gather_cols: col_off_bytes[%d] = %zu is above [%d] = %zu", r,
+                             col_off_bytes[r], r + 1, col_off_bytes[r + 1]);
+        }
+    }
+    size_t span;
+    if (dcp__mul_overflow(n_rows, row_stride_bytes, &span) ||
+        (n_rows > 1 && col_off_bytes[g->size] > row_stride_bytes)) {
+        return dcp__fail(DCP_ERR_ARG, "gather_cols: %zu rows of stride %zu hold no %zu columns",
+                         n_rows, row_stride_bytes, col_off_bytes[g->size]);
+    }
+    DCP_TRY(enter_call(g, DCP__CALL_GATHER_COLS));
+    dcp__fault_point(g, "gather_cols");
+    return leave_call(g, DCP__CALL_GATHER_COLS,
+                      dcp__gather_cols(g, buf, n_rows, row_stride_bytes, col_off_bytes));
+}
+
+/* --- memory --- */
+
+dcp_status dcp_group_alloc(dcp_group *g, size_t n_bytes, void **ptr_out)
+{
+    if (ptr_out == NULL) return dcp__fail(DCP_ERR_ARG, "alloc: ptr_out is NULL");
+    DCP_TRY(enter_call(g, DCP__CALL_ALLOC));
+    dcp__fault_point(g, "alloc");
+    return leave_call(g, DCP__CALL_ALLOC, g->ops->alloc(g, n_bytes, ptr_out));
+}
+
+void dcp_group_free(dcp_group *g, void *ptr)
+{
+    if (g == NULL || ptr == NULL) return;
+    const dcp_status st = enter_call(g, DCP__CALL_FREE);
+    if (st == DCP_ERR_BUSY) return; /* a fault of the caller: the memory goes with the group */
+    g->ops->free(g, ptr);
+    if (st == DCP_OK) (void)leave_call(g, DCP__CALL_FREE, DCP_OK);
+}
+
+bool dcp__group_locate(const dcp_group *g, const void *ptr, size_t n_bytes, uint32_t *alloc_id_out,
+                       uint64_t *offset_out)
+{
+    return g->ops->locate(g, ptr, n_bytes, alloc_id_out, offset_out);
+}
+
+void *dcp__group_peer_ptr(const dcp_group *g, int rank, uint32_t alloc_id, uint64_t offset,
+                          size_t n_bytes)
+{
+    if (rank < 0 || rank >= g->size) return NULL;
+    return g->ops->peer_ptr(g, rank, alloc_id, offset, n_bytes);
+}
+
+bool dcp__group_sees(const dcp_group *g, int rank)
+{
+    return g->ops->sees(g, rank);
+}
+
+bool dcp__group_all_see(const dcp_group *g)
+{
+    return g->all_see;
+}
+
+dcp_status dcp__local_alloc(dcp_group *g, size_t n_bytes, void **ptr_out)
+{
+    void *node_mem, *ptr;
+    DCP_TRY(dcp__alloc(sizeof(struct dcp__local_alloc), "entry of a group allocation", &node_mem));
+    const dcp_status st = dcp__alloc(n_bytes, "group memory", &ptr);
+    if (st != DCP_OK) {
+        dcp__free(node_mem);
+        return st;
+    }
+    struct dcp__local_alloc *const node = node_mem;
+    *node = (struct dcp__local_alloc){.next = g->allocs, .ptr = ptr};
+    g->allocs = node;
+    *ptr_out = ptr;
+    return DCP_OK;
+}
+
+void dcp__local_free(dcp_group *g, void *ptr)
+{
+    for (struct dcp__local_alloc **at = &g->allocs; *at != NULL; at = &(*at)->next) {
+        if ((*at)->ptr != ptr) continue;
+        struct dcp__local_alloc *const node = *at;
+        *at = node->next;
+        dcp__free(node->ptr);
+        dcp__free(node);
+        return;
+    }
+}
+
+void dcp__local_free_list(struct dcp__local_alloc *list)
+{
+    while (list != NULL) {
+        struct dcp__local_alloc *const node = list;
+        list = node->next;
+        dcp__free(node->ptr);
+        dcp__free(node);
+    }
+}
+
+void dcp_group_destroy(dcp_group *g)
+{
+    if (g == NULL) return;
+    g->ops->destroy(g);
+}

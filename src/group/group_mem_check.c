@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who is late and why: the slow path of every wait in shared memory. A peer counts as dead when its
+ * parent says so, when it has left, or when /proc shows no such process (a zombie is none). The
+ * parent's word carries the cause, so a peer found dead in /proc waits a little for it. */
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock_priv.h"
+#include "group/group_mem_priv.h"
+
+enum { PROC_EVERY_NS = 40000000, REPORT_GRACE_NS = 200000000 };
+
+/* State letter and start time of a process; false if there is none (or no /proc). */
+static bool read_proc_stat(int pid, char *state_out, uint64_t *start_ticks_out)
+{
+    char path[64], text[1024];
+    snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    const ssize_t n = read(fd, text, sizeof(text) - 1);
+    close(fd);
+    if (n <= 0) return false;
+    text[n] = '\0';
+    /* pid (name) state ppid ...: the name may hold anything, so count from its last bracket. */
+    const char *at = strrchr(text, ')');
+    if (at == NULL || at[1] != ' ') return false;
+    *state_out = at[2];
+    at += 2;
+    for (int field = 3; field < 22; field++) {
+        at = strchr(at, ' ');
+        if (at == NULL) return false;
+        at++;
+    }
+    *start_ticks_out = strtoull(at, NULL, 10);
+    return true;
+}
+
+void dcp__mem_watch_self(struct dcp__mem_core *core, int rank)
+{
+    struct dcp__mem_member *const member = dcp__mem_member_at(core, rank);
+    char state;
+    uint64_t start_ticks;
+    if (!read_proc_stat((int)getpid(), &state, &start_ticks)) return; /* no /proc: not watched */
+    atomic_store(&member->start_ticks, start_ticks);
+    atomic_store(&member->pid, (int32_t)getpid());
+}
+
+void dcp__mem_report_exit(struct dcp__mem_core *core, int rank, int wait_status)
+{
+    struct dcp__mem_member *const member = dcp__mem_member_at(core, rank);
+    atomic_store(&member->wait_status, wait_status);
+    atomic_store(&member->exit_known, 1);
+}
+
+static bool process_is_gone(const struct dcp__mem_member *member)
+{
+    const int pid = (int)atomic_load(&member->pid);
+    if (pid == 0) return false;
+    char state;
+    uint64_t start_ticks;
+    if (!read_proc_stat(pid, &state, &start_ticks)) return true;
+    return state == 'Z' || state == 'X' || start_ticks != atomic_load(&member->start_ticks);
+}
+
+static dcp_status poison_dead(struct dcp__mem_group *m, int rank)
+{
+    struct dcp__mem_member *const member = dcp__mem_member_at(m->core, rank);
+    const int status = (int)atomic_load(&member->wait_status);
+    const char *call = dcp__call_name((uint32_t)m->base.call);
+    char who[64];
+    snprintf(who, sizeof(who), "rank %d (pid %d)", rank, (int)atomic_load(&member->pid));
+    if (WIFSIGNALED(status)) {
+        const char *name = sigabbrev_np(WTERMSIG(status));
+        return dcp__group_poison(
+            &m->base, DCP_ERR_PEER,
+            "%s was killed by signal %d (SIG%s) while rank %d waited for it in "
+            "%s",
+            who, WTERMSIG(status), name != NULL ? name : "?", m->base.rank, call);
+    }
+    return dcp__group_poison(&m->base, DCP_ERR_PEER,
+                             "%s ended with exit status %d while rank %d waited for it in %s", who,
+                             WEXITSTATUS(status), m->base.rank, call);
+}
+
+static dcp_status poison_late(struct dcp__mem_group *m, const struct dcp__wait *w,
+                              dcp__is_awaited_fn *is_awaited, const void *ctx)
+{
+    char late[320] = "";
+    size_t used = 0;
+    for (int r = 0; r < m->base.size && used < sizeof(late) - 64; r++) {
+        if (r == m->base.rank || !is_awaited(m, r, ctx)) continue;
+        struct dcp__mem_member *const member = dcp__mem_member_at(m->core, r);
+        const uint32_t call = atomic_load_explicit(&member->call, memory_order_relaxed);
+        const char *where = atomic_load(&member->attached) == 0 ? "has not attached"
+                            : call == DCP__CALL_NONE            ? "is in no call of the group"
+                                                                : dcp__call_name(call);
+        used += (size_t)snprintf(
+            late + used, sizeof(late) - used, "%srank %d (%s%s)", used > 0 ? ", " : "", r,
+            atomic_load(&member->attached) != 0 && call != DCP__CALL_NONE ? "is in " : "", where);
+    }
+    return dcp__group_poison(
+        &m->base, DCP_ERR_TIMEOUT, "rank %d waited %.1f s in %s; did not arrive: %s", m->base.rank,
+        (double)(dcp__now_ns() - w->start_ns) * 1e-9, dcp__call_name((uint32_t)m->base.call), late);
+}
+
+dcp_status dcp__mem_check(struct dcp__mem_group *m, struct dcp__wait *w,
+                          dcp__is_awaited_fn *is_awaited, const void *ctx)
+{
+    if (dcp__group_is_poisoned(&m->base)) return dcp__group_poison_status(&m->base);
+    const int64_t now = dcp__now_ns();
+    const bool look_into_proc = m->core->check_pids && now - w->proc_ns >= PROC_EVERY_NS;
+    if (look_into_proc) w->proc_ns = now;
+    for (int r = 0; r < m->base.size; r++) {
+        if (r == m->base.rank || !is_awaited(m, r, ctx)) continue;
+        struct dcp__mem_member *const member = dcp__mem_member_at(m->core, r);
+        /* A peer may have given what is awaited and gone since: ask again after the news. */
+        if (atomic_load(&member->exit_known) != 0) {
+            if (is_awaited(m, r, ctx)) return poison_dead(m, r);
+        } else if (atomic_load(&member->left) != 0) {
+            if (is_awaited(m, r, ctx)) {
+                return dcp__group_poison(&m->base, DCP_ERR_PEER,
+                                         "rank %d has left the group while rank %d waited for it "
+                                         "in %s",
+                                         r, m->base.rank, dcp__call_name((uint32_t)m->base.call));
+            }
+        } else if (look_into_proc && process_is_gone(member) && is_awaited(m, r, ctx)) {
+            if (w->gone_ns == 0) w->gone_ns = now;
+            if (now - w->gone_ns >= REPORT_GRACE_NS) {
+                return dcp__group_poison(&m->base, DCP_ERR_PEER,
+                                         "rank %d (pid %d) is gone (nobody reported how) while "
+                                         "rank %d waited for it in %s",
+                                         r, (int)atomic_load(&member->pid), m->base.rank,
+                                         dcp__call_name((uint32_t)m->base.call));
+            }
+        }
+    }
+    if (now - w->start_ns >= m->base.deadline_ns) return poison_late(m, w, is_awaited, ctx);
+    return DCP_OK;
+}

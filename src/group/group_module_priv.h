@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a transport in a shared object of its own gets of the library. Everything internal is
+ * hidden; this table is the one exported internal symbol. The library (libdcpattn.so, or a command
+ * that holds it) defines it, the module refers to it, so that both share one last error, one
+ * allocator, one fault. Both come from one build: version is compared. */
+#ifndef DCP_GROUP_GROUP_MODULE_PRIV_H
+#define DCP_GROUP_GROUP_MODULE_PRIV_H
+
+#include "group/group_mem_priv.h"
+
+typedef dcp_status dcp__fail_at_fn(dcp_status st, const char *file, int line, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+typedef dcp_status dcp__poison_fn(dcp_group *g, dcp_status code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+struct dcp__group_module {
+    size_t struct_size;
+    const char *version;
+    dcp__fail_at_fn *fail_at;
+    dcp_status (*alloc_array)(size_t n, size_t elem_bytes, const char *what, void **ptr_out);
+    void (*free)(void *ptr);
+    int64_t (*now_ns)(void);
+    dcp_status (*opts_read)(const dcp_group_opts *opts, int64_t *deadline_ns_out);
+    dcp_status (*load_fault)(int size, bool ranks_are_processes);
+    dcp_status (*init)(dcp_group *g, const struct dcp__group_ops *ops, int rank, int size,
+                       int64_t deadline_ns, struct dcp__poison *poison);
+    void (*fini)(dcp_group *g);
+    dcp__poison_fn *poison;
+    dcp_status (*poison_status)(dcp_group *g);
+    const char *(*call_name)(uint32_t call);
+    enum dcp__wait_step (*wait_next)(struct dcp__wait *w, bool may_spin);
+    dcp_status (*local_alloc)(dcp_group *g, size_t n_bytes, void **ptr_out);
+    void (*local_free)(dcp_group *g, void *ptr);
+    void (*local_free_list)(struct dcp__local_alloc *list);
+    /* a group over shared memory, to be wrapped */
+    const struct dcp__group_ops *shm_ops;
+    dcp_status (*shm_prepare)(int n, const dcp_group_opts *opts, dcp_shm **shm_out);
+    int (*shm_fd)(const dcp_shm *shm);
+    dcp_status (*shm_join)(int n, int holder_pid, int holder_fd, dcp_shm **shm_out);
+    dcp_status (*shm_attach)(dcp_shm *shm, int rank, dcp_group **group_out);
+    void (*shm_release)(dcp_shm *shm);
+};
+
+DCP_API const struct dcp__group_module *dcp__group_module(void);
+
+#endif

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The contract on self, threads and shm for even, odd and many ranks. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "group/contract.h"
+#include "group/ranks.h"
+
+static const int sizes[] = {1, 2, 3, 4, 5, 7, 8};
+enum { N_SIZES = sizeof(sizes) / sizeof(sizes[0]) };
+
+static int run_contract(dcp_group *g, void *ctx)
+{
+    (void)ctx;
+    return contract_run(g);
+}
+
+static void test_self(void **state)
+{
+    (void)state;
+    const size_t before = dcp__alloc_current();
+    dcp_group *g = NULL;
+    assert_int_equal(dcp_group_create_self(NULL, &g), DCP_OK);
+    assert_int_equal(dcp_group_size(g), 1);
+    assert_int_equal(dcp_group_rank(g), 0);
+    assert_string_equal(dcp_group_kind(g), "self");
+    assert_true(dcp_group_deadline(g) == 30);
+    assert_int_equal(contract_run(g), 0);
+    void *left_over = NULL;
+    assert_int_equal(dcp_group_alloc(g, 100, &left_over), DCP_OK);
+    dcp_group_destroy(g);
+    assert_int_equal(dcp__alloc_current(), before);
+}
+
+static void test_threads(void **state)
+{
+    (void)state;
+    const size_t before = dcp__alloc_current();
+    for (int i = 0; i < N_SIZES; i++) {
+        assert_int_equal(ranks_threads(sizes[i], 30, run_contract, NULL), 0);
+        assert_int_equal(dcp__alloc_current(), before);
+    }
+}
+
+static void test_shm(void **state)
+{
+    (void)state;
+    const size_t before = dcp__alloc_current();
+    for (int i = 0; i < N_SIZES; i++) {
+        assert_int_equal(ranks_shm(sizes[i], 30, run_contract, NULL), 0);
+        assert_int_equal(dcp__alloc_current(), before);
+    }
+}
+
+/* Create and destroy, with an allocation that nobody frees. */
+static int leave_alloc(dcp_group *g, void *ctx)
+{
+    (void)ctx;
+    void *ptr;
+    int rc = dcp_group_alloc(g, 1000, &ptr) == DCP_OK ? 0 : 1;
+    if (dcp_group_barrier(g) != DCP_OK) rc = 1;
+    return rc;
+}
+
+static void test_no_leak(void **state)
+{
+    (void)state;
+    const size_t before = dcp__alloc_current();
+    for (int k = 0; k < 20; k++) {
+        assert_int_equal(ranks_threads(3, 30, leave_alloc, NULL), 0);
+        assert_int_equal(ranks_shm(2, 30, leave_alloc, NULL), 0);
+    }
+    assert_int_equal(dcp__alloc_current(), before);
+}
+
+static void test_arguments(void **state)
+{
+    (void)state;
+    dcp_group *g = NULL;
+    dcp_shm *shm = NULL;
+    dcp_group_opts opts = DCP_GROUP_OPTS_INIT;
+    assert_int_equal(dcp_group_create_threads(0, NULL, &g), DCP_ERR_ARG);
+    assert_int_equal(dcp_shm_prepare(-1, NULL, &shm), DCP_ERR_ARG);
+    opts.deadline_s = -1;
+    assert_int_equal(dcp_group_create_self(&opts, &g), DCP_ERR_ARG);
+    opts.deadline_s = 1.0 / 0.0;
+    assert_int_equal(dcp_group_create_self(&opts, &g), DCP_ERR_ARG);
+    assert_null(g);
+    opts.deadline_s = 2.5;
+    assert_int_equal(dcp_group_create_self(&opts, &g), DCP_OK);
+    assert_true(dcp_group_deadline(g) == 2.5);
+    dcp_group_destroy(g);
+    dcp_group_destroy(NULL);
+    assert_int_equal(dcp_shm_prepare(2, NULL, &shm), DCP_OK);
+    assert_int_equal(dcp_shm_attach(shm, 2, &g), DCP_ERR_ARG);
+    dcp_shm_release(shm);
+    dcp_shm_release(NULL);
+    assert_int_equal(dcp_group_barrier(NULL), DCP_ERR_ARG);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_arguments), cmocka_unit_test(test_self),
+        cmocka_unit_test(test_threads),   cmocka_unit_test(test_shm),
+        cmocka_unit_test(test_no_leak),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
