@@ -36,18 +36,44 @@ struct dcp__attn_job {
     void *scratch; /* of dcp__attn_scratch_bytes, 64-byte aligned, one per thread */
 };
 typedef void dcp__attn_fn(const struct dcp__attn_job *job);
+enum {
+    /* Keys of a block of every attention kernel. Where keys are split over threads, splits at
+     * multiples of it (local index) cost nothing; any other split is right, too. */
+    DCP__ATTN_KEY_BLOCK = 64,
+    /* Rows (n_tokens * n_group) that a kernel works on at once: a job of this many rows reads K and
+     * V once. Jobs of more rows are cut inside. */
+    DCP__ATTN_ROWS_MAX = 96,
+    DCP__ATTN_ROWS_PAD = 8 /* scratch only: rows of the last register block */
+};
 /* Scratch that any attention kernel needs for jobs of up to n_rows = n_tokens * n_group rows. */
 size_t dcp__attn_scratch_bytes(int64_t n_rows, int64_t dk, int64_t dv);
 
 /* ---- merge: one row of n_parts payloads, weights given
  * ------------------------------------------------------------------------------ */
 /* dst[d] = round(sum_p w[p] * part_p[d]), p ascending, first product plain then fused
- * multiply-adds, f32; parts have weight > 0. n_parts = 1 with weight 1 copies bits (with conversion
- * if types differ). dst may be exactly one of the parts. Non-finite values: counted, and zeroed if
- * zero_nonfinite. Returns their count; *first_part_out = smallest p that held one (untouched if
- * none). */
+ * multiply-adds, f32; parts have weight > 0, n_parts >= 1. n_parts = 1 with weight 1 copies bits
+ * (with conversion if types differ). dst may be exactly one of the parts if the types are equal.
+ * Non-finite values: counted, and taken as 0 if zero_nonfinite. ahead: [n_parts] rows to prefetch
+ * meanwhile, any address, or NULL. Returns the count; *first_part_out is lowered to the smallest p
+ * that held one (the caller starts it at n_parts). Bits are the same on every ISA. */
 typedef int64_t dcp__merge_row_fn(const void *const *parts, const float *w, int n_parts,
-                                  int64_t dim, void *dst, bool zero_nonfinite, int *first_part_out);
+                                  int64_t dim, void *dst, bool zero_nonfinite,
+                                  const void *const *ahead, int *first_part_out);
+/* The same for elements [begin, end) of a row, by types at run time, element by element. */
+int64_t dcp__merge_row_plain(dcp_dtype part_type, dcp_dtype merged_type, const void *const *parts,
+                             const float *w, int n_parts, int64_t begin, int64_t end, void *dst,
+                             bool zero_nonfinite, int *first_part_out);
+
+/* Rows whose weights are computed at once. */
+enum { DCP__MERGE_ROWS = 16 };
+/* For each row j of DCP__MERGE_ROWS: top = max_p lse[p][j]; S = sum_p exp(lse[p][j] - top), p
+ * ascending; merged_lse[j] = top + log(S); w[p][j] = exp(lse[p][j] - m) / S', where m and S' are
+ * top and S, or with a sink m = max(top, sink[j]) and S' = sum_p exp(lse[p][j] - m) + exp(sink[j] -
+ * m). exp and log in the declared base, by vmath_tpl.h. lse, w [n_parts][DCP__MERGE_ROWS], may not
+ * overlap; lse finite, or -inf for an empty part (weight 0); sink [DCP__MERGE_ROWS] or NULL, finite
+ * or -inf. All empty: weights 0, merged LSE -inf. Weights below 2^-126 are 0. */
+typedef void dcp__merge_weights_fn(const float *lse, int n_parts, bool is_base_2, const float *sink,
+                                   float *w, float *merged_lse);
 
 /* ---- products on quantised rows
  * -------------------------------------------------------------------------------------------------------
@@ -78,6 +104,9 @@ typedef void dcp__qdot_fn(const void *w, size_t row_bytes, int64_t n_rows, int64
 typedef void dcp__dequant_fn(const void *w, size_t row_bytes, int64_t n_rows, int64_t k, float *dst,
                              int64_t dst_stride);
 
+/* dst[i] = bf16(x[i]), rounded to nearest even, dcp__f32_to_bf16's bits. */
+typedef void dcp__to_bf16_fn(const float *x, int64_t n, uint16_t *dst);
+
 /* ---- the table
  * ----------------------------------------------------------------------------------------------------------------------
  */
@@ -88,6 +117,10 @@ struct dcp__kernels {
     dcp__merge_row_fn *merge_row[4][4]; /* [part type][merged type] */
     dcp__qdot_fn *qdot[32];             /* by qtype */
     dcp__dequant_fn *dequant[32];
+    const char *to_bf16_name;
+    dcp__to_bf16_fn *to_bf16;
+    const char *merge_weights_name[1];
+    dcp__merge_weights_fn *merge_weights[1];
 };
 /* The best of each at or below isa; never NULL for a type that exists. */
 void dcp__kernels_select(dcp_isa isa, struct dcp__kernels *out);
@@ -95,8 +128,10 @@ void dcp__kernels_select(dcp_isa isa, struct dcp__kernels *out);
 /* Declarations from the list. */
 #define ATTN(isa, dtype, fn) dcp__attn_fn fn;
 #define MERGE_ROW(isa, part, merged, fn) dcp__merge_row_fn fn;
+#define MERGE_WEIGHTS(isa, fn) dcp__merge_weights_fn fn;
 #define QDOT(isa, qtype, fn) dcp__qdot_fn fn;
 #define DEQUANT(isa, qtype, fn) dcp__dequant_fn fn;
+#define TO_BF16(isa, fn) dcp__to_bf16_fn fn;
 #include "kernels/kernels.inc"
 #undef ATTN
 #undef MERGE_ROW

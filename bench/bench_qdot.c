@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One-token products on quantised rows: bytes per second of every QDOT line, beside a plain read of
+ * the same bytes in the same rounds. usage: bench_qdot [threads [MiB [k [name part]]]]
+ * Prints, per kernel: median and best GB/s, and the median's share of the plain read's median. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc_priv.h"
+#include "base/clock_priv.h"
+#include "base/cpu_priv.h"
+#include "base/pool_priv.h"
+#include "kernels/kernels_priv.h"
+
+enum { N_ROUNDS = 15, CHUNK_BYTES = 131072 };
+
+static const struct {
+    dcp_isa isa;
+    int qtype;
+    dcp__qdot_fn *fn;
+    const char *name;
+} lines[] = {
+#define ATTN(isa, dtype, fn)
+#define MERGE_ROW(isa, part, merged, fn)
+#define QDOT(level, qtype, fn) {DCP_ISA_##level, qtype, fn, #fn},
+#define DEQUANT(isa, qtype, fn)
+#include "kernels/kernels.inc"
+};
+
+struct job {
+    dcp__qdot_fn *fn; /* NULL: plain read */
+    const uint8_t *w;
+    size_t n_bytes, row_bytes;
+    int64_t n_rows, k, chunk_rows;
+    const float *x;
+    float *y;
+    uint64_t sums[64];
+};
+
+#if defined(__x86_64__) && defined(__GNUC__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+static uint64_t
+plain_read(const uint8_t *w, size_t n_bytes)
+{
+    uint64_t sum[32] = {0}, total = 0;
+    for (size_t at = 0; at + 256 <= n_bytes; at += 256) {
+        uint64_t v[32];
+        for (int j = 0; j < 4; j++) __builtin_prefetch(w + at + 64 * j + 2048);
+        memcpy(v, w + at, sizeof(v));
+        for (int j = 0; j < 32; j++) sum[j] += v[j];
+    }
+    for (int j = 0; j < 32; j++) total += sum[j];
+    return total;
+}
+
+static void run_item(void *ctx, int64_t item, int thread)
+{
+    struct job *job = ctx;
+    const int64_t first = item * job->chunk_rows;
+    const int64_t left = job->n_rows - first;
+    const int64_t n_rows = left < job->chunk_rows ? left : job->chunk_rows;
+    const uint8_t *w = job->w + (size_t)first * job->row_bytes;
+    if (job->fn != NULL) {
+        job->fn(w, job->row_bytes, n_rows, job->k, job->x, job->y + first);
+        return;
+    }
+    job->sums[thread & 63] += plain_read(w, (size_t)n_rows * job->row_bytes);
+}
+
+static int compare(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double time_run(struct dcp__pool *pool, struct job *job)
+{
+    const double begin = dcp__now_s();
+    dcp__pool_run(pool, (job->n_rows + job->chunk_rows - 1) / job->chunk_rows, run_item, job);
+    return dcp__now_s() - begin;
+}
+
+int main(int argc, char **argv)
+{
+    const int n_threads = argc > 1 ? atoi(argv[1]) : 2;
+    const size_t n_bytes = (size_t)(argc > 2 ? atoi(argv[2]) : 256) << 20;
+    const int64_t k_wanted = argc > 3 ? atoi(argv[3]) : 1024;
+    struct dcp__cpu cpu;
+    struct dcp__pool *pool;
+    uint8_t *w;
+    float *x, *y;
+    dcp__cpu_detect(&cpu);
+    if (dcp__pool_create(n_threads, &pool) != DCP_OK ||
+        dcp__alloc(n_bytes + 64, "weights", (void **)&w) != DCP_OK ||
+        dcp__alloc((size_t)k_wanted * 8 + 4096, "x", (void **)&x) != DCP_OK ||
+        dcp__alloc(n_bytes, "y", (void **)&y) != DCP_OK) {
+        (void)fprintf(stderr, "%s\n", dcp_last_error());
+        return 1;
+    }
+    /* Bytes of which every f16 scale and every float is a tame one. */
+    for (size_t i = 0; i < n_bytes; i++) w[i] = (uint8_t)(0x20 | ((i * 2654435761u >> 13) & 0x0f));
+    for (int64_t i = 0; i < k_wanted; i++) x[i] = (float)(i % 17) - 8.0f;
+    (void)printf("%d threads, %zu MiB, %s\n", n_threads, n_bytes >> 20, cpu.brand);
+    for (size_t l = 0; l < sizeof(lines) / sizeof(lines[0]); l++) {
+        if (lines[l].isa > dcp__cpu_best_isa(&cpu)) continue;
+        if (argc > 4 && strstr(lines[l].name, argv[4]) == NULL) continue;
+        static struct job job;
+        const int64_t block = dcp__q_block_elems(lines[l].qtype);
+        job.w = w;
+        job.x = x;
+        job.y = y;
+        job.k = k_wanted / block * block;
+        if (job.k == 0) continue;
+        job.row_bytes = (size_t)(job.k / block) * dcp__q_block_bytes(lines[l].qtype);
+        job.n_rows = (int64_t)(n_bytes / job.row_bytes);
+        job.chunk_rows = (int64_t)(CHUNK_BYTES / job.row_bytes) + 1;
+        double read_s[N_ROUNDS], dot_s[N_ROUNDS];
+        for (int r = 0; r < N_ROUNDS; r++) {
+            job.fn = NULL;
+            read_s[r] = time_run(pool, &job);
+            job.fn = lines[l].fn;
+            dot_s[r] = time_run(pool, &job);
+        }
+        qsort(read_s, N_ROUNDS, sizeof(double), compare);
+        qsort(dot_s, N_ROUNDS, sizeof(double), compare);
+        const double bytes = (double)job.row_bytes * (double)job.n_rows * 1e-9;
+        (void)printf("%-28s k %5lld: %6.2f GB/s (best %6.2f), read %6.2f, %3.0f%%\n", lines[l].name,
+                     (long long)job.k, bytes / dot_s[N_ROUNDS / 2], bytes / dot_s[0],
+                     bytes / read_s[N_ROUNDS / 2],
+                     100.0 * read_s[N_ROUNDS / 2] / dot_s[N_ROUNDS / 2]);
+    }
+    dcp__free(w);
+    dcp__free(x);
+    dcp__free(y);
+    dcp__pool_destroy(pool);
+    return 0;
+}

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The merge kernels for AVX2 with FMA and F16C. One inclusion of a template per kernel. */
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/kernels_priv.h"
+#include "kernels/merge_vec_avx2.h"
+#include "num/vmath_tpl.h"
+
+#define MERGE_UNROLL 4
+#define MERGE_WEIGHTS_FN dcp__merge_weights__avx2
+#include "kernels/merge_weights_tpl.h"
+
+#define MERGE_FN dcp__merge_row_f32_f32__avx2
+#define MERGE_LOAD vf_load_f32
+#define MERGE_PART DCP_F32
+#define MERGE_PART_BYTES 4
+#define MERGE_STORE vf_store_f32
+#define MERGE_MERGED DCP_F32
+#include "kernels/merge_row_tpl.h"
+
+#define MERGE_FN dcp__merge_row_f32_bf16__avx2
+#define MERGE_LOAD vf_load_f32
+#define MERGE_PART DCP_F32
+#define MERGE_PART_BYTES 4
+#define MERGE_STORE vf_store_bf16
+#define MERGE_MERGED DCP_BF16
+#include "kernels/merge_row_tpl.h"
+
+#define MERGE_FN dcp__merge_row_f32_f16__avx2
+#define MERGE_LOAD vf_load_f32
+#define MERGE_PART DCP_F32
+#define MERGE_PART_BYTES 4
+#define MERGE_STORE vf_store_f16
+#define MERGE_MERGED DCP_F16
+#include "kernels/merge_row_tpl.h"
+
+#define MERGE_FN dcp__merge_row_bf16_f32__avx2
+#define MERGE_LOAD vf_load_bf16
+#define MERGE_PART DCP_BF16
+#define MERGE_PART_BYTES 2
+#define MERGE_STORE vf_store_f32
+#define MERGE_MERGED DCP_F32
+#include "kernels/merge_row_tpl.h"
+
+#define MERGE_FN dcp__merge_row_bf16_bf16__avx2
+#define MERGE_LOAD vf_load_bf16
+#define MERGE_PART DCP_BF16
+#define MERGE_PART_BYTES 2
+#define MERGE_STORE vf_store_bf16
+#define MERGE_MERGED DCP_BF16
+#include "kernels/merge_row_tpl.h"
+
+#define MERGE_FN dcp__merge_row_bf16_f16__avx2
+#define MERGE_LOAD vf_load_bf16
+#define MERGE_PART DCP_BF16
+#define MERGE_PART_BYTES 2
+#define MERGE_STORE vf_store_f16
+#define MERGE_MERGED DCP_F16
+#include "kernels/merge_row_tpl.h"
+
+#define MERGE_FN dcp__merge_row_f16_f32__avx2
+#define MERGE_LOAD vf_load_f16
+#define MERGE_PART DCP_F16
+#define MERGE_PART_BYTES 2
+#define MERGE_STORE vf_store_f32
+#define MERGE_MERGED DCP_F32
+#include "kernels/merge_row_tpl.h"
+
+#define MERGE_FN dcp__merge_row_f16_bf16__avx2
+#define MERGE_LOAD vf_load_f16
+#define MERGE_PART DCP_F16
+#define MERGE_PART_BYTES 2
+#define MERGE_STORE vf_store_bf16
+#define MERGE_MERGED DCP_BF16
+#include "kernels/merge_row_tpl.h"
+
+#define MERGE_FN dcp__merge_row_f16_f16__avx2
+#define MERGE_LOAD vf_load_f16
+#define MERGE_PART DCP_F16
+#define MERGE_PART_BYTES 2
+#define MERGE_STORE vf_store_f16
+#define MERGE_MERGED DCP_F16
+#include "kernels/merge_row_tpl.h"

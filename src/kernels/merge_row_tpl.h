@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One row of the merge, for one pair of types. The includer has the primitives of merge_vec_*.h and
+ * defines, for this inclusion:
+ *   MERGE_FN       the function's name
+ *   MERGE_LOAD     vf_load_<part type>       MERGE_PART_BYTES  bytes of a part's element
+ *   MERGE_STORE    vf_store_<merged type>    MERGE_PART, MERGE_MERGED  the dcp_dtype of each
+ *
+ * A block of MERGE_UNROLL vectors is summed in registers, looked at, and only then stored: the
+ * destination may be one of the parts. Weights are positive, so a non-finite input gives a
+ * non-finite sum: one test of the sums finds what a test of every input would. The rare block that
+ * has one (or overflowed) goes to dcp__merge_row_plain, the same arithmetic element by element. */
+#define MERGE_BLOCK (MERGE_UNROLL * VF_LANES)
+
+int64_t MERGE_FN(const void *const *parts, const float *w, int n_parts, int64_t dim, void *dst,
+                 bool zero_nonfinite, const void *const *ahead, int *first_part_out)
+{
+    int64_t n_bad = 0;
+    int64_t d = 0;
+    for (; d + MERGE_BLOCK <= dim; d += MERGE_BLOCK) {
+        vf sum[MERGE_UNROLL];
+        const vf w0 = vf_set1(w[0]);
+        for (int u = 0; u < MERGE_UNROLL; u++)
+            sum[u] = vf_mul(w0, MERGE_LOAD(parts[0], d + u * VF_LANES));
+        for (int p = 1; p < n_parts; p++) {
+            const vf wp = vf_set1(w[p]);
+            for (int u = 0; u < MERGE_UNROLL; u++)
+                sum[u] = vf_fma(wp, MERGE_LOAD(parts[p], d + u * VF_LANES), sum[u]);
+        }
+        if (ahead != NULL) {
+            for (int p = 0; p < n_parts; p++) {
+                const char *line = (const char *)ahead[p] + d * MERGE_PART_BYTES;
+                for (int b = 0; b < MERGE_BLOCK * MERGE_PART_BYTES; b += 64)
+                    __builtin_prefetch(line + b, 0, 3);
+            }
+        }
+        vbad bad = vf_bad(sum[0]);
+        for (int u = 1; u < MERGE_UNROLL; u++) bad = vbad_or(bad, vf_bad(sum[u]));
+        if (__builtin_expect(vbad_any(bad), 0)) {
+            n_bad += dcp__merge_row_plain(MERGE_PART, MERGE_MERGED, parts, w, n_parts, d,
+                                          d + MERGE_BLOCK, dst, zero_nonfinite, first_part_out);
+            continue;
+        }
+        for (int u = 0; u < MERGE_UNROLL; u++) MERGE_STORE(dst, d + u * VF_LANES, sum[u]);
+    }
+    for (; d + VF_LANES <= dim; d += VF_LANES) {
+        vf sum = vf_mul(vf_set1(w[0]), MERGE_LOAD(parts[0], d));
+        for (int p = 1; p < n_parts; p++) sum = vf_fma(vf_set1(w[p]), MERGE_LOAD(parts[p], d), sum);
+        if (__builtin_expect(vbad_any(vf_bad(sum)), 0))
+            n_bad += dcp__merge_row_plain(MERGE_PART, MERGE_MERGED, parts, w, n_parts, d,
+                                          d + VF_LANES, dst, zero_nonfinite, first_part_out);
+        else
+            MERGE_STORE(dst, d, sum);
+    }
+    if (d < dim) /* fewer elements than lanes */
+        n_bad += dcp__merge_row_plain(MERGE_PART, MERGE_MERGED, parts, w, n_parts, d, dim, dst,
+                                      zero_nonfinite, first_part_out);
+    return n_bad;
+}
+
+#undef MERGE_BLOCK
+#undef MERGE_FN
+#undef MERGE_LOAD
+#undef MERGE_STORE
+#undef MERGE_PART
+#undef MERGE_PART_BYTES
+#undef MERGE_MERGED

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/ref_attend.h"
+
+#include <float.h>
+#include <math.h>
+#include <stddef.h>
+
+static int is_seen(const struct ref_attend *ref, int64_t pos, int64_t p)
+{
+    if (pos < 0) return 0;
+    if (ref->window > 0 && (p > pos || p <= pos - ref->window)) return 0;
+    return !(ref->causal && p > pos);
+}
+
+static double score(const struct ref_attend *ref, const float *q, int64_t g, int64_t p,
+                    double *abs_sum)
+{
+    const float *k = ref->k + (p * ref->n_kv_heads + g) * ref->dk;
+    double dot = 0.0, sum = 0.0;
+    for (int64_t d = 0; d < ref->dk; d++) {
+        dot += (double)q[d] * (double)k[d];
+        sum += fabs((double)q[d] * (double)k[d]);
+    }
+    *abs_sum = sum * fabs(ref->scale);
+    const double s = dot * ref->scale;
+    return ref->softcap > 0.0 ? ref->softcap * tanh(s / ref->softcap) : s;
+}
+
+void ref_attend_row(const struct ref_attend *ref, const float *q, int64_t h, int64_t pos,
+                    double *out, double *lse_out, double *bound_out)
+{
+    const int64_t g = h / (ref->n_heads / ref->n_kv_heads);
+    double top = -INFINITY, widest = 0.0, abs_sum;
+    for (int64_t p = 0; p < ref->length; p++) {
+        if (!is_seen(ref, pos, p)) continue;
+        const double s = score(ref, q, g, p, &abs_sum);
+        if (s > top) top = s;
+        if (abs_sum > widest) widest = abs_sum;
+    }
+    for (int64_t d = 0; d < ref->dv; d++) out[d] = 0.0;
+    *lse_out = -INFINITY;
+    *bound_out = 0.0;
+    if (top == -INFINITY) return;
+    double sum = 0.0;
+    for (int64_t p = 0; p < ref->length; p++) {
+        if (!is_seen(ref, pos, p)) continue;
+        const double e = exp(score(ref, q, g, p, &abs_sum) - top);
+        const float *v = ref->v + (p * ref->n_kv_heads + g) * ref->v_stride;
+        sum += e;
+        for (int64_t d = 0; d < ref->dv; d++) out[d] += e * (double)v[d];
+    }
+    *lse_out = top + log(sum);
+    /* A score of n products summed in float, in any order, is off by at most n eps times the sum of
+     * their magnitudes; tanh and the change to base 2 add some eps of the score. exp makes that
+     * relative, twice (sum and weighted sum). The sums themselves: 64 keys a block, then blocks. */
+    const double eps = (double)FLT_EPSILON;
+    const double n = (double)ref->dk / 4.0 + 12.0;
+    *bound_out = eps * (2.0 * n * widest + 2.0 * fabs(top) + 80.0 + (double)ref->length / 64.0);
+    if (ref->sink != NULL) {
+        /* The divisor alone grows by exp(sink). */
+        const double all = fmax(*lse_out, (double)ref->sink[h]);
+        const double with = all + log(exp(*lse_out - all) + exp((double)ref->sink[h] - all));
+        sum *= exp(with - *lse_out);
+    }
+    for (int64_t d = 0; d < ref->dv; d++) out[d] /= sum;
+}
