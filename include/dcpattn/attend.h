@@ -1,6 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention over a cache sharded by token: own heads' q in, own heads' merged output out, bounded
- * memory between. */
+ * memory between.
+ *
+ * Every rank of the group calls with the same rows and its own heads of them (dcp_cut_range(H, N,
+ * r)), and with views of its own shards. Rows are walked in tiles:
+ *
+ *     gather   own heads' q of the tile  ->  every head's q        [rows, H, Dk]
+ *     partial  all heads against this rank's keys only             [rows, H, D] and lse [rows, H]
+ *     merge    (merge.h) -> own heads of `out`                     [rows, H_r, D]
+ *
+ * so neither a gathered q nor a partial ever exists in full: peak memory is the limit given at
+ * create, whatever the number of rows.
+ *
+ * New tokens are appended to the cache first. Then decode (one row a sequence), prompt chunks,
+ * speculative rows and whole batches of them are the same call: a row sees what its position, the
+ * window and the sequence's length let it see.
+ *
+ *     dcp_attend_desc desc = DCP_ATTEND_DESC_INIT;
+ *     desc.max_tokens = 512; desc.n_heads = 9; desc.n_kv_heads = 3;
+ *     desc.key_dim = desc.value_dim = 64; desc.interleave = 16; desc.causal = 1;
+ *     dcp_attend_create(group, &desc, &attend);
+ *     ...
+ *     dcp_attend_seq seq = {&view, length, n_new, 0};
+ *     dcp_attend_args args = DCP_ATTEND_ARGS_INIT;
+ *     args.seqs = &seq; args.n_seqs = 1; args.q = q; args.out = out;
+ *     dcp_attend_run(attend, &args, NULL); */
 #ifndef DCPATTN_ATTEND_H
 #define DCPATTN_ATTEND_H
 
@@ -13,43 +37,49 @@ extern "C" {
 
 typedef struct dcp_attend dcp_attend;
 
+/** Fixed at create; all but n_threads, workspace_limit_bytes and pool must be the same on all
+ * ranks. */
 typedef struct dcp_attend_desc {
-    size_t struct_size;
+    size_t struct_size;          /**< DCP_ATTEND_DESC_INIT sets it */
     int64_t max_tokens;          /**< rows of the largest call */
     int64_t n_heads, n_kv_heads; /**< H, Hkv of the whole group; Hkv divides H */
     int64_t key_dim, value_dim;  /**< Dk, D */
     float scale;                 /**< 0 = 1 / sqrt(Dk) */
     float softcap;               /**< 0 = none; else s = cap * tanh(s / cap), after scale */
     uint32_t causal;             /**< key p is seen by query at pos iff p <= pos */
-    int64_t interleave;          /**< I of the cache */
+    int64_t interleave;          /**< I of the cache; 0 = 1 */
     int n_threads;               /**< threads of this rank; 0 = 1 */
     dcp_merge_algo algo;
     uint32_t has_sink;            /**< runs carry a sink */
-    size_t workspace_limit_bytes; /**< 0 = 64 MiB */
+    size_t workspace_limit_bytes; /**< of this rank, the merge's part included; 0 = 64 MiB */
+    void *pool; /**< NULL; an engine built in this tree may lend its struct dcp__pool, which then
+                     replaces n_threads; it must outlive the object */
 } dcp_attend_desc;
 #define DCP_ATTEND_DESC_INIT                                                                       \
     {                                                                                              \
-        sizeof(dcp_attend_desc), 0, 0, 0, 0, 0, 0.0f, 0.0f, 0, 1, 0, DCP_MERGE_AUTO, 0, 0          \
+        sizeof(dcp_attend_desc), 0, 0, 0, 0, 0, 0.0f, 0.0f, 0, 1, 0, DCP_MERGE_AUTO, 0, 0, NULL    \
     }
 
 /** Rows of one sequence in a call. */
 typedef struct dcp_attend_seq {
-    const dcp_kv_view *view; /**< this rank's shard, the new tokens already stored */
+    const dcp_kv_view *view; /**< this rank's shard, the new tokens already stored; may hold more
+                                  keys than this rank's part of `length` */
     int64_t length;          /**< global length, new tokens included */
     int64_t n_rows;          /**< query rows of this sequence in this call */
-    int64_t window;          /**< 0 = none; sees pos - W < p <= pos */
+    int64_t window;          /**< 0 = none; sees pos - W < p <= pos, causal or not */
 } dcp_attend_seq;
 
+/** One call. Everything but view, q, out and lse must be the same on all ranks. */
 typedef struct dcp_attend_args {
     size_t struct_size;
-    const dcp_attend_seq *seqs;
+    const dcp_attend_seq *seqs; /**< rows come in this order */
     int64_t n_seqs;
     const int64_t *q_pos;   /**< [T] global positions, or NULL: the last n_rows of each sequence;
                                negative = padding row: 0 and -inf */
     const float *q;         /**< [T, H_r, Dk] own heads (dcp_cut_range(H, N, r)) */
     int64_t q_token_stride; /**< elements; 0 = contiguous */
     const float *sink;      /**< [H] natural log, or NULL */
-    float *out;             /**< [T, H_r, D] */
+    float *out;             /**< [T, H_r, D]; may not overlap q */
     int64_t out_token_stride;
     float *lse; /**< [T, H_r] natural log, or NULL */
     int64_t lse_token_stride;
@@ -60,25 +90,52 @@ typedef struct dcp_attend_args {
     }
 
 typedef struct dcp_attend_stats {
-    double gather_s, partial_s, merge_s; /**< wall time of this rank, this call */
-    int64_t wire_bytes; /**< q gathered + partials exchanged, this rank, this call */
-    dcp_merge_stats merge;
+    double gather_s, partial_s, merge_s; /**< wall time of this rank, this call; waiting for peers
+                                              is in gather_s and merge_s */
+    int64_t wire_bytes;    /**< q gathered + partials exchanged, this rank, this call */
+    dcp_merge_stats merge; /**< sums over the call's tiles */
 } dcp_attend_stats;
 
 typedef struct dcp_attend_info {
-    size_t workspace_bytes;
-    int64_t tile_rows;
+    size_t workspace_bytes; /**< of this rank, exact, the merge's included */
+    int64_t tile_rows;      /**< the same on all ranks */
     dcp_merge_info merge;
-    const char *kernel;
+    const char *kernel; /**< attention kernel for the last run's cache type; bf16's before */
 } dcp_attend_info;
 
-/** Collective. */
+/** Agrees on desc over the group, chooses kernels and merge, takes the workspace.
+ *  @param[in]  g     must outlive the object
+ *  @param[in]  desc  a workspace_limit_bytes below what one row needs is refused, with the number
+ *  @param[out] attend_out  written on success only
+ *  @return DCP_OK; DCP_ERR_ARG (a field, named; on a peer: who refused what); DCP_ERR_MISMATCH
+ *          (field, both ranks and values); DCP_ERR_NOMEM; the group's errors. All ranks fail alike
+ *          and, save for the group's errors, the group stays usable.
+ *  Ownership: the caller destroys it.  Threads: one per handle.  Collective: yes.
+ *  Cost: 2 small records and what the merge's create takes. */
 DCP_API dcp_status dcp_attend_create(dcp_group *g, const dcp_attend_desc *desc,
                                      dcp_attend **attend_out);
+/** Describes what create chose.
+ *  @param[out] info_out  NULL allowed
+ *  Threads: one per handle.  Collective: no. */
 DCP_API void dcp_attend_get_info(const dcp_attend *a, dcp_attend_info *info_out);
-/** Collective. Allocates nothing. */
+/** Attention of T = sum of n_rows rows over the whole group's keys. Allocates nothing.
+ *  Math: s = scale q.k (softcap), out = sum_p exp(s_p - lse) v_p, lse = log sum_p exp(s_p) over the
+ *  keys that the row sees on all ranks; a sink enlarges the divisor of out alone. A row that sees
+ *  none: 0 and -inf.
+ *  @param[in]  args       T = 0 is legal (on all ranks)
+ *  @param[out] stats_out  NULL allowed; written on success only
+ *  @return DCP_OK; DCP_ERR_ARG (a field, named; on a peer: who refused what); DCP_ERR_MISMATCH
+ *          (field, both ranks and values): on all ranks, before any result is written, and the
+ *          group stays usable; the group's errors: results undefined, the group is poisoned
+ *  Ownership: borrows all pointers for the call.  Threads: one per handle.  Collective: yes.
+ *  Determinism: bits depend on the call (its shape, positions and values), N and the ISA; not on
+ *  the workspace limit, the tile, the number of threads or the transport.
+ *  Cost: per tile 1 record to gather (3 where ranks do not see each other's memory), 2 for the
+ *  merge; reads rows * (H - H_r) * Dk * 4 bytes of q from peers. */
 DCP_API dcp_status dcp_attend_run(dcp_attend *a, const dcp_attend_args *args,
                                   dcp_attend_stats *stats_out);
+/** Frees it; before its group. Takes NULL.
+ *  Threads: one per handle.  Collective: yes, where the group still works. */
 DCP_API void dcp_attend_destroy(dcp_attend *a);
 
 #ifdef __cplusplus

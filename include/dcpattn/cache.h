@@ -1,5 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The sharded, paged KV cache of one rank, and views over anybody's. */
+/* The sharded, paged KV cache of one rank, and views over anybody's.
+ *
+ * Every rank makes one cache with the same description, its own `rank` apart, and makes the same
+ * calls: lengths are global, and each rank keeps the positions that dcp_pos_owner gives it. A
+ * sequence grows in three steps per chunk of new tokens:
+ *
+ *     dcp_cache_extend(c, seq, n_new);                    make room, once for all layers
+ *     own = [dcp_local_length(old), dcp_local_length(old + n_new))      may be empty
+ *     for each layer:
+ *         dcp_cache_store(c, seq, layer, own.begin, own.end - own.begin, k, ks, v, vs);
+ *         dcp_cache_view(c, seq, layer, &view);           what dcp_attend_run reads
+ *
+ * Nothing here is collective and nothing waits; ranks that make the same calls fail alike, as the
+ * limits are global counts (memory that the system refuses apart). One thread at a time per cache.
+ *
+ * Layout: a page holds page_tokens local positions of all layers.
+ *
+ *     page     | layer 0: K, V | layer 1: K, V | ...             page p at base + p * page bytes
+ *     K        [KV head][slot][key_dim]                          one head's keys are one run
+ *     V        [KV head][slot][value_dim]                        absent where latent
+ *
+ * See docs/CACHE.md. */
 #ifndef DCPATTN_CACHE_H
 #define DCPATTN_CACHE_H
 
@@ -27,8 +48,9 @@ typedef struct dcp_kv_view {
 
 typedef struct dcp_cache dcp_cache;
 
+/** What a cache is; all but `rank` must be the same on all ranks. 0 where a default is named. */
 typedef struct dcp_cache_desc {
-    size_t struct_size;
+    size_t struct_size; /**< sizeof(dcp_cache_desc); DCP_CACHE_DESC_INIT sets it */
     int n_ranks, rank;
     int64_t interleave; /**< I >= 1 (0 = 1) */
     int64_t n_layers;
@@ -37,39 +59,72 @@ typedef struct dcp_cache_desc {
     int64_t value_dim;  /**< D; latent: the first value_dim columns of K, nothing is stored twice */
     uint32_t latent;
     dcp_dtype dtype;     /**< default bf16 */
-    int64_t page_tokens; /**< 0 = 64 */
-    int64_t
-        max_tokens; /**< of all sequences together, global count: address space is reserved for this
-                       rank's share (with slack of a page a sequence), memory comes as it grows */
-    int64_t max_seqs; /**< 0 = 1 */
+    int64_t page_tokens; /**< a multiple of 32; 0 = 64 */
+    int64_t max_tokens;  /**< of all sequences together, global count, a fork's share counted again:
+                            address space is reserved for this rank's part (with slack of a page a
+                            sequence), memory comes as it grows */
+    int64_t max_seqs;    /**< sequences are 0..max_seqs-1, all empty at first; 0 = 1 */
 } dcp_cache_desc;
 #define DCP_CACHE_DESC_INIT                                                                        \
     {                                                                                              \
         sizeof(dcp_cache_desc), 1, 0, 1, 0, 0, 0, 0, 0, DCP_DTYPE_DEFAULT, 0, 0, 0                 \
     }
 
+/** Makes an empty cache: reserves address space, commits no page.
+ *  @param[in]  desc
+ *  @param[out] cache_out  written on success only
+ *  @return DCP_OK; DCP_ERR_ARG (a field out of range, named); DCP_ERR_NOMEM (address space)
+ *  Ownership: the caller destroys it.  Threads: any.  Collective: no. */
 DCP_API dcp_status dcp_cache_create(const dcp_cache_desc *desc, dcp_cache **cache_out);
+/** Frees the cache; every view of it dies. Takes NULL.
+ *  Threads: one per handle.  Collective: no. */
 DCP_API void dcp_cache_destroy(dcp_cache *c);
-/** Make room for n_tokens more global positions of seq on this rank (all layers). */
+/** Makes room for n_tokens more global positions of seq on this rank, in all layers. A last page
+ *  that is shared with another sequence is copied first. Pages never move; views of seq must be
+ *  taken anew, as its block table may.
+ *  @param[in] n_tokens >= 0
+ *  @return DCP_OK; DCP_ERR_ARG (no such seq; max_tokens exceeded, with the counts);
+ *          DCP_ERR_NOMEM; on failure nothing has changed
+ *  Threads: one per handle.  Collective: no, but called alike by all ranks. */
 DCP_API dcp_status dcp_cache_extend(dcp_cache *c, int64_t seq, int64_t n_tokens);
-/** Global length of seq. */
+/** The global length of seq; -1 if there is no such sequence.
+ *  Threads: one per handle.  Collective: no. */
 DCP_API int64_t dcp_cache_length(const dcp_cache *c, int64_t seq);
-/** Store own tokens of one layer. k [n, Hkv, Dk], v [n, Hkv, D] float, token strides in elements;
- * row j is local index local_begin + j. The positions must have been made room for. v is ignored
- * for latent caches. */
+/** Stores own tokens of one layer; row j is local index local_begin + j, rounded to the cache's
+ *  type (nearest even).
+ *  @param[in] local_begin, n  within the room made by dcp_cache_extend; n = 0 is legal
+ *  @param[in] k  [n, Hkv, Dk] f32, rows k_token_stride elements apart; 0 = contiguous
+ *  @param[in] v  [n, Hkv, D] f32, likewise; ignored for latent caches
+ *  @return DCP_OK; DCP_ERR_ARG (range, NULL, stride), then nothing is written; DCP_ERR_NOMEM (a
+ *          page shared with a fork had to be copied)
+ *  Ownership: borrows k and v for the call.  Threads: one per handle.  Collective: no. */
 DCP_API dcp_status dcp_cache_store(dcp_cache *c, int64_t seq, int64_t layer, int64_t local_begin,
                                    int64_t n, const float *k, int64_t k_token_stride,
                                    const float *v, int64_t v_token_stride);
-/** Forget positions >= length.  */
+/** Forgets positions >= length (a length beyond the sequence's changes nothing); 0 empties it.
+ *  Pages that no sequence uses any more are kept for the next growth.
+ *  @return DCP_OK; DCP_ERR_ARG (no such seq, negative length)
+ *  Threads: one per handle.  Collective: no, but called alike by all ranks. */
 DCP_API dcp_status dcp_cache_truncate(dcp_cache *c, int64_t seq, int64_t length);
-/** dst becomes a copy of the first length tokens of src: full pages are shared, the last partial
- * one is copied. */
+/** Makes dst a copy of the first length tokens of src: full pages are shared, the last partial
+ *  one is copied. What dst held is forgotten.
+ *  @param[in] length  0 .. length of src;  dst != src
+ *  @return DCP_OK; DCP_ERR_ARG (no such sequence, length, max_tokens); DCP_ERR_NOMEM; on failure
+ *          dst is unchanged
+ *  Threads: one per handle.  Collective: no, but called alike by all ranks. */
 DCP_API dcp_status dcp_cache_fork(dcp_cache *c, int64_t src, int64_t dst, int64_t length);
-/** The view of seq in layer; valid until the sequence is next changed. */
+/** Describes seq in layer as attention reads it.
+ *  @param[out] view_out  written on success only; n_keys counts the room made, stored or not
+ *  @return DCP_OK; DCP_ERR_ARG (no such seq or layer, NULL)
+ *  Ownership: valid until the sequence is next changed (extend, store, truncate, fork into it).
+ *  Stores into room that is there keep it valid unless a shared page is written.
+ *  Threads: one per handle.  Collective: no. */
 DCP_API dcp_status dcp_cache_view(const dcp_cache *c, int64_t seq, int64_t layer,
                                   dcp_kv_view *view_out);
-/** Bytes of KV this rank has committed for seq (pages x page bytes x layers), or all sequences for
- * seq = -1. */
+/** Bytes of KV that this rank holds for seq (pages x page bytes x layers; shared pages count in
+ *  each sequence), or in pages used by any sequence for seq = -1 (each page once). 0 for no such
+ *  seq.
+ *  Threads: one per handle.  Collective: no. */
 DCP_API size_t dcp_cache_bytes(const dcp_cache *c, int64_t seq);
 
 #ifdef __cplusplus

@@ -75,6 +75,8 @@ typedef struct dcp_merge_info {
     const char *algo_name, *why;
     size_t workspace_bytes; /**< of this rank, exact */
     int64_t tile_tokens;
+    const char *kernel;          /**< the row kernel that runs */
+    uint32_t overwrites_partial; /**< 1: run destroys the caller's partial (allreduce) */
 } dcp_merge_info;
 
 /** Collective: agree on desc, choose the algorithm, take the workspace. */
@@ -91,6 +93,7 @@ DCP_API void dcp_merge_destroy(dcp_merge *m);
 
 /** The name of an algorithm as on the command line ("direct"); and back (false: unknown). */
 DCP_API const char *dcp_merge_algo_name(dcp_merge_algo a);
+DCP_API int dcp_merge_algo_parse(const char *name, dcp_merge_algo *algo_out);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Groups over an MPI communicator. In a shared object of its own for each MPI: link
+ * libdcpattn_mpi_openmpi or libdcpattn_mpi_mpich beside libdcpattn, and build with that MPI's
+ * mpicc. */
+#ifndef DCPATTN_MPI_H
+#define DCPATTN_MPI_H
+
+#include <mpi.h>
+
+#include "dcpattn/group.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Makes a group of the ranks of comm. If all of them are on one host, records, exchanges and group
+ *  memory go through memory that they share; else through nonblocking MPI calls, tested until the
+ *  deadline. DCP_ATTN_MPI_SHARED=0 in the environment of any rank takes the latter everywhere.
+ *  @param[in]  comm       is duplicated; MPI must be initialised and not finalised
+ *  @param[in]  opts       NULL = defaults; the same on all ranks
+ *  @param[out] group_out  written on success only; on failure no rank gets a group
+ *  @return DCP_ERR_ARG (MPI not initialised, bad options), DCP_ERR_SYS (an MPI call failed),
+ *          DCP_ERR_NOMEM, DCP_ERR_NOT_SUPPORTED (library and module of different versions)
+ *  Ownership: dcp_group_destroy, before MPI_Finalize.  Threads: one thread per handle; MPI must
+ * have been initialised for the threads that use groups. Collective: yes, over comm. The call
+ * itself has no deadline: it uses blocking MPI calls. Failure later on: a late peer is
+ * DCP_ERR_TIMEOUT. A killed one ends the job by its launcher; the library never calls MPI_Abort.
+ * Where ranks do not share memory, a poisoned group is so on the rank that noticed; the others
+ * notice by their own deadlines. Buffers of an exchange that was open then must live until exit. */
+DCP_API dcp_status dcp_group_create_mpi(MPI_Comm comm, const dcp_group_opts *opts,
+                                        dcp_group **group_out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Agreement. Ranks exchange one small record before data moves and one after it; every rank looks
+ * at the same records in the same order, so all come to the same verdict and nothing is poisoned by
+ * a refusal.
+ *
+ *   create   what must be the same, tile size -> agree_create      memory taken? -> agree_ready
+ *   run      T, run number, places of the partial -> enter         counts, smallest name -> exit */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock_priv.h"
+#include "group/group_priv.h"
+#include "merge/merge_priv.h"
+
+enum { TEXT_BYTES = 152 };
+
+struct create_record {
+    int32_t status;
+    uint8_t lse_base, cut, out_type, lse_type, merged_type, wire_type, nonfinite, algo, has_sink,
+        has_kv_len, isa, pad;
+    uint64_t nonce;
+    int64_t max_tokens, n_heads, dim;
+    int64_t tile_tokens;
+    char text[TEXT_BYTES];
+};
+_Static_assert(sizeof(struct create_record) <= DCP__RECORD_MAX, "fits a slot of the group");
+
+/* Where a buffer lies. In one address space offset is the address itself. */
+struct place {
+    uint64_t offset;
+    int64_t token_stride, head_stride;
+};
+struct run_record {
+    uint64_t nonce, n_runs;
+    int64_t n_tokens;
+    int32_t status;
+    uint8_t stages_out, stages_lse, contiguity, pad;
+    union {
+        struct {
+            uint32_t out_id, lse_id, kv_id, pad;
+            struct place out, lse, merged, merged_lse;
+            uint64_t kv_offset;
+            uint64_t read_begin, read_end, written_begin, written_end; /* hulls, in one space */
+        } at;
+        char text[TEXT_BYTES];
+    } u;
+};
+_Static_assert(sizeof(struct run_record) <= DCP__RECORD_MAX, "fits a slot of the group");
+
+struct exit_record {
+    uint64_t nonce, n_runs;
+    int64_t n_nonfinite, n_lse_bad, n_lse_empty;
+    int64_t t, h, rank;
+};
+_Static_assert(sizeof(struct exit_record) <= DCP__RECORD_MAX, "fits a slot of the group");
+
+static void take_text(char *to)
+{
+    (void)snprintf(to, TEXT_BYTES, "%s", dcp_last_error());
+}
+
+/* Another rank refused: its code here too, and its text. */
+static dcp_status peer_refused(const struct dcp_merge *m, int rank, int32_t status,
+                               const char *text, const char *call)
+{
+    return dcp__fail((dcp_status)status, "%s: rank %d refused, so rank %d stops too: %.*s", call,
+                     rank, m->rank, TEXT_BYTES, text);
+}
+
+#define DISAGREE(m, what, fmt, mine, r, theirs)                                                    \
+    dcp__fail(DCP_ERR_MISMATCH,                                                                    \
+              "merge create: ranks disagree on %s: rank 0 has " fmt ", rank %d has " fmt           \
+              " (seen by rank %d)",                                                                \
+              what, mine, r, theirs, (m)->rank)
+
+static dcp_status compare_create(const struct dcp_merge *m, const struct create_record *a,
+                                 const struct create_record *b, int r)
+{
+    const struct {
+        const char *what;
+        long long a, b;
+    } numbers[] = {
+        {"max_tokens", a->max_tokens, b->max_tokens},
+        {"n_heads", a->n_heads, b->n_heads},
+        {"dim", a->dim, b->dim},
+        {"lse_base", a->lse_base, b->lse_base},
+        {"cut", a->cut, b->cut},
+        {"nonfinite", a->nonfinite, b->nonfinite},
+        {"has_sink", a->has_sink, b->has_sink},
+        {"has_kv_len", a->has_kv_len, b->has_kv_len},
+    };
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+        if (numbers[i].a != numbers[i].b)
+            return DISAGREE(m, numbers[i].what, "%lld", numbers[i].a, r, numbers[i].b);
+    }
+    const struct {
+        const char *what;
+        uint8_t a, b;
+    } types[] = {
+        {"out_type", a->out_type, b->out_type},
+        {"lse_type", a->lse_type, b->lse_type},
+        {"merged_type", a->merged_type, b->merged_type},
+        {"wire_type", a->wire_type, b->wire_type},
+    };
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+        if (types[i].a != types[i].b)
+            return DISAGREE(m, types[i].what, "%s", dcp_dtype_name((dcp_dtype)types[i].a), r,
+                            dcp_dtype_name((dcp_dtype)types[i].b));
+    }
+    if (a->algo != b->algo)
+        return DISAGREE(m, "algo", "%s", dcp_merge_algo_name((dcp_merge_algo)a->algo), r,
+                        dcp_merge_algo_name((dcp_merge_algo)b->algo));
+    return DCP_OK;
+}
+
+dcp_status dcp__merge_agree_create(struct dcp_merge *m, dcp_status local)
+{
+    const dcp_merge_desc *d = &m->desc;
+    struct create_record own;
+    memset(&own, 0, sizeof(own));
+    own.status = local;
+    if (local != DCP_OK) take_text(own.text);
+    own.lse_base = (uint8_t)d->lse_base;
+    own.cut = (uint8_t)d->cut;
+    own.out_type = (uint8_t)d->out_type;
+    own.lse_type = (uint8_t)d->lse_type;
+    own.merged_type = (uint8_t)d->merged_type;
+    own.wire_type = (uint8_t)d->wire_type;
+    own.nonfinite = (uint8_t)d->nonfinite;
+    own.algo = (uint8_t)d->algo;
+    own.has_sink = (uint8_t)d->has_sink;
+    own.has_kv_len = (uint8_t)d->has_kv_len;
+    own.nonce = (uint64_t)dcp__now_ns();
+    own.max_tokens = d->max_tokens;
+    own.n_heads = d->n_heads;
+    own.dim = d->dim;
+    own.tile_tokens = m->tile_tokens;
+    struct create_record *all = m->records;
+    DCP_TRY(dcp__group_record(m->g, &own, sizeof(own), all));
+    if (local != DCP_OK) return local;
+    for (int r = 0; r < m->n_ranks; r++) {
+        if (all[r].status != DCP_OK)
+            return peer_refused(m, r, all[r].status, all[r].text, "merge create");
+    }
+    for (int r = 1; r < m->n_ranks; r++) DCP_TRY(compare_create(m, &all[0], &all[r], r));
+    for (int r = 0; r < m->n_ranks; r++) {
+        if (all[r].tile_tokens < m->tile_tokens) m->tile_tokens = all[r].tile_tokens;
+    }
+    m->nonce = all[0].nonce;
+    return DCP_OK;
+}
+
+dcp_status dcp__merge_agree_ready(struct dcp_merge *m, dcp_status local)
+{
+    struct create_record own;
+    memset(&own, 0, sizeof(own));
+    own.status = local;
+    if (local != DCP_OK) take_text(own.text);
+    struct create_record *all = m->records;
+    DCP_TRY(dcp__group_record(m->g, &own, sizeof(own), all));
+    if (local != DCP_OK) return local;
+    for (int r = 0; r < m->n_ranks; r++) {
+        if (all[r].status != DCP_OK)
+            return peer_refused(m, r, all[r].status, all[r].text, "merge create");
+    }
+    return DCP_OK;
+}
+
+/* ---- run ---- */
+
+static void stretch(uint64_t *begin, uint64_t *end, const void *at, int64_t bytes)
+{
+    if (at == NULL || bytes <= 0) return;
+    const uint64_t b = (uint64_t)(uintptr_t)at;
+    if (*end == 0 || b < *begin) *begin = b;
+    if (b + (uint64_t)bytes > *end) *end = b + (uint64_t)bytes;
+}
+
+static int64_t span_bytes(int64_t n_t, int64_t n_h, int64_t ts, int64_t hs, int64_t len,
+                          size_t elem_bytes)
+{
+    if (n_t < 1 || n_h < 1) return 0;
+    return ((n_t - 1) * ts + (n_h - 1) * hs + len) * (int64_t)elem_bytes;
+}
+
+/* Where this rank's buffers lie, as its peers need it. */
+static void fill_places(const struct dcp_merge *m, struct dcp__merge_run *run,
+                        struct run_record *rec)
+{
+    const dcp_merge_desc *d = &m->desc;
+    const dcp_merge_args *a = &run->args;
+    const int64_t n_tokens = run->n_tokens;
+    const int64_t out_bytes = span_bytes(n_tokens, d->n_heads, a->out_token_stride,
+                                         a->out_head_stride, d->dim, dcp_dtype_bytes(d->out_type));
+    const int64_t lse_bytes = span_bytes(n_tokens, d->n_heads, a->lse_token_stride,
+                                         a->lse_head_stride, 1, dcp_dtype_bytes(d->lse_type));
+    rec->u.at.out = (struct place){0, a->out_token_stride, a->out_head_stride};
+    rec->u.at.lse = (struct place){0, a->lse_token_stride, a->lse_head_stride};
+    if (n_tokens == 0) return;
+    if (!m->one_space) {
+        if (!m->algo->sees_all) return;
+        run->stages_out = !dcp__group_locate(m->g, a->out, (size_t)out_bytes, &rec->u.at.out_id,
+                                             &rec->u.at.out.offset);
+        run->stages_lse = !dcp__group_locate(m->g, a->lse, (size_t)lse_bytes, &rec->u.at.lse_id,
+                                             &rec->u.at.lse.offset);
+        if (a->kv_len != NULL &&
+            !dcp__group_locate(m->g, a->kv_len, (size_t)n_tokens * sizeof(int64_t),
+                               &rec->u.at.kv_id, &rec->u.at.kv_offset))
+            run->stages_lse = true;
+        rec->stages_out = run->stages_out;
+        rec->stages_lse = run->stages_lse;
+        return;
+    }
+    rec->u.at.out.offset = (uint64_t)(uintptr_t)a->out;
+    rec->u.at.lse.offset = (uint64_t)(uintptr_t)a->lse;
+    rec->u.at.kv_offset = (uint64_t)(uintptr_t)a->kv_len;
+    rec->u.at.merged = (struct place){(uint64_t)(uintptr_t)a->merged, a->merged_token_stride,
+                                      a->merged_head_stride};
+    rec->u.at.merged_lse = (struct place){(uint64_t)(uintptr_t)a->merged_lse,
+                                          a->merged_lse_token_stride, a->merged_lse_head_stride};
+    uint64_t *rb = &rec->u.at.read_begin;
+    uint64_t *re = &rec->u.at.read_end;
+    stretch(rb, re, a->out, out_bytes);
+    stretch(rb, re, a->lse, lse_bytes);
+    stretch(rb, re, a->kv_len, n_tokens * (int64_t)sizeof(int64_t));
+    const struct dcp__merge_block b =
+        d->cut == DCP_CUT_NONE
+            ? (struct dcp__merge_block){0, n_tokens, 0, d->n_heads}
+            : dcp__merge_block_of(d->cut, n_tokens, d->n_heads, m->n_ranks, m->rank);
+    uint64_t *wb = &rec->u.at.written_begin;
+    uint64_t *we = &rec->u.at.written_end;
+    stretch(wb, we, a->merged,
+            span_bytes(b.t_end - b.t_begin, b.h_end - b.h_begin, a->merged_token_stride,
+                       a->merged_head_stride, d->dim, dcp_dtype_bytes(d->merged_type)));
+    stretch(wb, we, a->merged_lse,
+            span_bytes(b.t_end - b.t_begin, b.h_end - b.h_begin, a->merged_lse_token_stride,
+                       a->merged_lse_head_stride, 1, sizeof(float)));
+}
+
+static void *address(uint64_t offset)
+{
+    return (void *)(uintptr_t)offset; /* of this process: see struct place */
+}
+
+/* In one address space: no rank's result may lie in another rank's partial. */
+static dcp_status refuse_overlaps(const struct dcp_merge *m, const struct dcp__merge_run *run,
+                                  const struct run_record *all)
+{
+    for (int w = 0; w < m->n_ranks; w++) {
+        for (int r = 0; r < m->n_ranks; r++) {
+            if (w == r || all[w].u.at.written_begin >= all[r].u.at.read_end ||
+                all[r].u.at.read_begin >= all[w].u.at.written_end)
+                continue;
+            const struct dcp__merge_dst dst = {address(all[w].u.at.merged.offset),
+                                               all[w].u.at.merged.token_stride,
+                                               all[w].u.at.merged.head_stride,
+                                               address(all[w].u.at.merged_lse.offset),
+                                               all[w].u.at.merged_lse.token_stride,
+                                               all[w].u.at.merged_lse.head_stride,
+                                               0,
+                                               0};
+            const struct dcp__merge_src src = {
+                address(all[r].u.at.out.offset), all[r].u.at.out.token_stride,
+                all[r].u.at.out.head_stride,     address(all[r].u.at.lse.offset),
+                all[r].u.at.lse.token_stride,    all[r].u.at.lse.head_stride,
+                address(all[r].u.at.kv_offset),  m->desc.lse_type};
+            const char *what = NULL;
+            if (dcp__merge_overlaps(m, run, w, &dst, &src, r, &what))
+                return dcp__fail(DCP_ERR_ARG,
+                                 "merge: the result of rank %d lies in the partial of rank %d: %s "
+                                 "(seen by rank %d)",
+                                 w, r, what, m->rank);
+        }
+    }
+    return DCP_OK;
+}
+
+/* The peers' partials as this rank reads them; staged ones are filled in step by step. */
+static dcp_status find_sources(struct dcp_merge *m, struct dcp__merge_run *run,
+                               const struct run_record *all)
+{
+    const dcp_merge_desc *d = &m->desc;
+    for (int r = 0; r < m->n_ranks; r++) {
+        struct dcp__merge_src *src = &m->srcs[r];
+        if (r == m->rank) {
+            *src = run->own;
+            continue;
+        }
+        const struct run_record *rec = &all[r];
+        memset(src, 0, sizeof(*src));
+        src->out_ts = rec->u.at.out.token_stride;
+        src->out_hs = rec->u.at.out.head_stride;
+        src->lse_ts = rec->u.at.lse.token_stride;
+        src->lse_hs = rec->u.at.lse.head_stride;
+        src->lse_type = d->lse_type;
+        if (run->n_tokens == 0) continue;
+        if (m->one_space) {
+            src->out = address(rec->u.at.out.offset);
+            src->lse = address(rec->u.at.lse.offset);
+            src->kv_len = address(rec->u.at.kv_offset);
+            continue;
+        }
+        const int64_t out_bytes = span_bytes(run->n_tokens, d->n_heads, src->out_ts, src->out_hs,
+                                             d->dim, dcp_dtype_bytes(d->out_type));
+        const int64_t lse_bytes = span_bytes(run->n_tokens, d->n_heads, src->lse_ts, src->lse_hs, 1,
+                                             dcp_dtype_bytes(d->lse_type));
+        bool is_found = true;
+        if (!rec->stages_out) {
+            src->out = dcp__group_peer_ptr(m->g, r, rec->u.at.out_id, rec->u.at.out.offset,
+                                           (size_t)out_bytes);
+            is_found = is_found && src->out != NULL;
+        }
+        if (!rec->stages_lse) {
+            src->lse = dcp__group_peer_ptr(m->g, r, rec->u.at.lse_id, rec->u.at.lse.offset,
+                                           (size_t)lse_bytes);
+            is_found = is_found && src->lse != NULL;
+            if (d->has_kv_len) {
+                src->kv_len = dcp__group_peer_ptr(m->g, r, rec->u.at.kv_id, rec->u.at.kv_offset,
+                                                  (size_t)run->n_tokens * sizeof(int64_t));
+                is_found = is_found && src->kv_len != NULL;
+            }
+        }
+        /* The owner located it in memory that all ranks see: not finding it here is a fault of the
+         * group, and this rank cannot take part. */
+        if (!is_found)
+            return dcp__group_poison(m->g, DCP_ERR_PEER,
+                                     "rank %d cannot see the partial of rank %d", m->rank, r);
+    }
+    return DCP_OK;
+}
+
+dcp_status dcp__merge_enter(struct dcp_merge *m, struct dcp__merge_run *run, dcp_status local)
+{
+    const dcp_merge_desc *d = &m->desc;
+    struct run_record own;
+    memset(&own, 0, sizeof(own));
+    own.nonce = m->nonce;
+    own.n_runs = m->n_runs;
+    own.n_tokens = run->n_tokens;
+    own.status = local;
+    const dcp_merge_args *a = &run->args;
+    const bool rows_touch = a->out_head_stride == d->dim;
+    own.contiguity = (uint8_t)(!rows_touch                                  ? 0
+                               : a->out_token_stride == d->n_heads * d->dim ? 2
+                                                                            : 1);
+    if (local == DCP_OK)
+        fill_places(m, run, &own);
+    else
+        take_text(own.u.text);
+    struct run_record *all = m->records;
+    DCP_TRY(dcp__group_record(m->g, &own, sizeof(own), all));
+    if (local != DCP_OK) return local;
+    for (int r = 0; r < m->n_ranks; r++) {
+        if (all[r].nonce != m->nonce || all[r].n_runs != m->n_runs)
+            return dcp__fail(DCP_ERR_MISMATCH,
+                             "merge: rank %d is in run %" PRIu64 " of merge %" PRIx64
+                             ", rank %d in run %" PRIu64 " of merge %" PRIx64,
+                             r, all[r].n_runs, all[r].nonce, m->rank, m->n_runs, m->nonce);
+    }
+    for (int r = 0; r < m->n_ranks; r++) {
+        if (all[r].status != DCP_OK)
+            return peer_refused(m, r, all[r].status, all[r].u.text, "merge");
+    }
+    run->contiguity = 2;
+    for (int r = 0; r < m->n_ranks; r++) {
+        if (all[r].n_tokens != all[0].n_tokens)
+            return dcp__fail(DCP_ERR_MISMATCH,
+                             "merge: ranks disagree on n_tokens: rank 0 has %lld, rank %d has %lld "
+                             "(seen by rank %d)",
+                             (long long)all[0].n_tokens, r, (long long)all[r].n_tokens, m->rank);
+        run->any_staged = run->any_staged || all[r].stages_out || all[r].stages_lse;
+        if (all[r].contiguity < run->contiguity) run->contiguity = all[r].contiguity;
+    }
+    if (m->one_space && run->n_tokens > 0) DCP_TRY(refuse_overlaps(m, run, all));
+    if (m->algo->sees_all) DCP_TRY(find_sources(m, run, all));
+    return DCP_OK;
+}
+
+dcp_status dcp__merge_exit(struct dcp_merge *m, struct dcp__merge_run *run,
+                           dcp_merge_stats *stats_out)
+{
+    struct exit_record own = {
+        m->nonce,    m->n_runs,   run->seen.n_nonfinite, run->seen.n_lse_bad, run->seen.n_lse_empty,
+        run->seen.t, run->seen.h, run->seen.rank};
+    struct exit_record *all = m->records;
+    DCP_TRY(dcp__group_record(m->g, &own, sizeof(own), all));
+    struct dcp__merge_seen total;
+    memset(&total, 0, sizeof(total));
+    total.t = -1;
+    for (int r = 0; r < m->n_ranks; r++) {
+        total.n_lse_bad += all[r].n_lse_bad;
+        total.n_lse_empty += all[r].n_lse_empty;
+        if (all[r].n_nonfinite != 0)
+            dcp__merge_saw(&total, all[r].n_nonfinite, all[r].t, all[r].h, all[r].rank);
+    }
+    if (stats_out != NULL) {
+        stats_out->nonfinite_values = total.n_nonfinite;
+        stats_out->lse_bad = total.n_lse_bad;
+        stats_out->lse_empty = total.n_lse_empty;
+        stats_out->wire_bytes = run->wire_bytes;
+    }
+    if (m->desc.nonfinite == DCP_NONFINITE_ERROR && total.n_nonfinite != 0)
+        return dcp__fail(DCP_ERR_NONFINITE,
+                         "merge: non-finite value at token %lld, head %lld of rank %lld's partial "
+                         "(%lld in all ranks); the result is undefined",
+                         (long long)total.t, (long long)total.h, (long long)total.rank,
+                         (long long)total.n_nonfinite);
+    return DCP_OK;
+}
