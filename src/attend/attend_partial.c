@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One rank's partial of a tile, by all its threads.
+ *
+ * Work items are (sequence, KV head, block of query heads, block of tokens, split of keys). A row's
+ * bits depend on how its keys are split and on nothing else of the division, so splits follow the
+ * call (rows, lengths, windows) and never the tile, the memory limit or the threads:
+ *
+ *     many rows    no split; row blocks feed the threads           (prompt chunks, big batches)
+ *     few rows     each sequence's visible keys cut at multiples of S local indices
+ *
+ *         local index   0      S      2S      3S
+ *         visible           |--|------|---|            3 items; each sums its own keys:
+ *                           s=0  s=1   s=2             split_out[row][s], split_lse[row][s]
+ *
+ * then the splits of a row are merged in order by the merge's own kernels. Splitting costs D sums
+ * a split and row, against S * (Dk + D) products in it. */
+#include <math.h>
+
+#include "attend/attend_priv.h"
+#include "kernels/kernels_priv.h"
+
+static int64_t min_i64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+static int64_t max_i64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+static int64_t div_up(int64_t a, int64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+int64_t dcp__attend_max_splits(const struct dcp_attend *a, const dcp_attend_args *args,
+                               int64_t n_total)
+{
+    int64_t n_blocks = 0;
+    for (int64_t s = 0; s < args->n_seqs; s++)
+        n_blocks += div_up(args->seqs[s].n_rows, a->block_rows);
+    n_blocks *= a->d.n_kv_heads * a->n_head_blocks;
+    if (n_blocks == 0) return 1;
+    return max_i64(1,
+                   min_i64(DCP__ATTEND_ITEMS / n_blocks, a->split_rows / (n_total * a->d.n_heads)));
+}
+
+/* Cut the keys that rows of sequence s see: all its rows in the call, whatever the tile. */
+static void plan_splits(const struct dcp_attend *a, const struct dcp__attend_tile *tile,
+                        const dcp_attend_seq *s, int64_t row0, struct dcp__attend_seg *seg)
+{
+    seg->n_splits = 1;
+    seg->split_keys = 0;
+    seg->first_split = 0;
+    if (tile->max_splits == 1) return;
+    int64_t lo = INT64_MAX, hi = 0;
+    for (int64_t i = 0; i < s->n_rows; i++) {
+        const dcp_range v =
+            dcp_visible_range(dcp__attend_pos(tile->args, s, row0, i), s->length, s->window,
+                              (int)a->d.causal, a->n_ranks, a->rank, a->d.interleave);
+        if (v.begin >= v.end) continue;
+        lo = min_i64(lo, v.begin);
+        hi = max_i64(hi, v.end);
+    }
+    if (hi - lo < 2 * DCP__ATTEND_SPLIT_KEYS || lo >= hi) return;
+    /* S (n - 1) >= hi - lo, so that [lo, hi) touches at most n ranges wherever it starts. */
+    const int64_t block = DCP__ATTN_KEY_BLOCK;
+    const int64_t keys = max_i64(DCP__ATTEND_SPLIT_KEYS, div_up(hi - lo, tile->max_splits - 1));
+    seg->split_keys = div_up(keys, block) * block;
+    seg->first_split = lo / seg->split_keys;
+    seg->n_splits = (hi - 1) / seg->split_keys - seg->first_split + 1;
+    if (seg->n_splits == 1) seg->split_keys = 0;
+}
+
+void dcp__attend_plan_tile(struct dcp_attend *a, struct dcp__attend_tile *tile)
+{
+    const dcp_attend_args *args = tile->args;
+    int64_t row = 0;
+    tile->n_segs = 0;
+    tile->n_items = 0;
+    while (row < tile->n_rows) {
+        const dcp_attend_seq *s = &args->seqs[tile->seq_at];
+        const int64_t n = min_i64(s->n_rows - tile->row_at, tile->n_rows - row);
+        if (n > 0) {
+            /* Where this sequence's rows start in the call. */
+            const int64_t row0 = tile->begin + row - tile->row_at;
+            struct dcp__attend_seg *seg = &a->segs[tile->n_segs++];
+            plan_splits(a, tile, s, row0, seg);
+            seg->seq = s;
+            seg->row = row;
+            seg->n_rows = n;
+            seg->n_token_blocks = div_up(n, a->block_rows);
+            seg->item = tile->n_items;
+            tile->n_items +=
+                a->d.n_kv_heads * a->n_head_blocks * seg->n_token_blocks * seg->n_splits;
+            for (int64_t i = 0; i < n; i++) {
+                const dcp_range v = dcp_visible_range(
+                    dcp__attend_pos(args, s, row0, tile->row_at + i), s->length, s->window,
+                    (int)a->d.causal, a->n_ranks, a->rank, a->d.interleave);
+                a->lo[row + i] = v.begin;
+                a->hi[row + i] = v.end;
+            }
+            row += n;
+            tile->row_at += n;
+        }
+        if (tile->row_at == s->n_rows) {
+            tile->seq_at++;
+            tile->row_at = 0;
+        }
+    }
+}
+
+struct partial_ctx {
+    struct dcp_attend *a;
+    const struct dcp__attend_tile *tile;
+};
+
+static const struct dcp__attend_seg *find_seg(const struct dcp_attend *a, int64_t n_segs,
+                                              int64_t item)
+{
+    int64_t low = 0, high = n_segs;
+    while (high - low > 1) {
+        const int64_t mid = low + (high - low) / 2;
+        if (a->segs[mid].item <= item)
+            low = mid;
+        else
+            high = mid;
+    }
+    return &a->segs[low];
+}
+
+static void attend_item(void *ctx_ptr, int64_t item, int thread)
+{
+    const struct partial_ctx *ctx = ctx_ptr;
+    struct dcp_attend *a = ctx->a;
+    const struct dcp__attend_tile *tile = ctx->tile;
+    const struct dcp__attend_seg *seg = find_seg(a, tile->n_segs, item);
+    int64_t i = item - seg->item;
+    const int64_t split = i % seg->n_splits;
+    i /= seg->n_splits;
+    const int64_t token_block = i % seg->n_token_blocks;
+    i /= seg->n_token_blocks;
+    const int64_t head_block = i % a->n_head_blocks;
+    const int64_t g = i / a->n_head_blocks;
+
+    const int64_t t = token_block * a->block_rows; /* in the segment */
+    const int64_t j = head_block * a->block_heads; /* in the KV head's group */
+    const int64_t row = seg->row + t;              /* in the tile */
+    const int64_t h = g * a->n_group + j;
+    const int64_t dk = a->d.key_dim, dv = a->d.value_dim, n_heads = a->d.n_heads;
+    struct dcp__attn_job job = {
+        .view = seg->seq->view,
+        .kv_head = g,
+        .key_begin = 0,
+        .key_end = seg->seq->view->n_keys,
+        .n_tokens = min_i64(a->block_rows, seg->n_rows - t),
+        .n_group = min_i64(a->block_heads, a->n_group - j),
+        .dk = dk,
+        .dv = dv,
+        .scale = a->d.scale,
+        .softcap = a->d.softcap,
+        .lo = a->lo + row,
+        .hi = a->hi + row,
+        .q = tile->q + row * tile->q_token_stride + h * dk,
+        .q_token_stride = tile->q_token_stride,
+        .q_head_stride = dk,
+        .out = tile->out + row * tile->out_token_stride + h * dv,
+        .out_token_stride = tile->out_token_stride,
+        .out_head_stride = dv,
+        .lse = a->lse + row * n_heads + h,
+        .lse_token_stride = n_heads,
+        .lse_head_stride = 1,
+        .scratch = a->scratch + (size_t)thread * a->scratch_bytes,
+    };
+    if (seg->n_splits > 1) {
+        const int64_t per_row = tile->max_splits;
+        const int64_t at = (row * n_heads + h) * per_row + split;
+        job.key_begin = (seg->first_split + split) * seg->split_keys;
+        job.key_end = job.key_begin + seg->split_keys;
+        job.out = a->split_out + at * dv;
+        job.out_token_stride = n_heads * per_row * dv;
+        job.out_head_stride = per_row * dv;
+        job.lse = a->split_lse + at;
+        job.lse_token_stride = n_heads * per_row;
+        job.lse_head_stride = per_row;
+    }
+    a->kernels.attn[seg->seq->view->dtype](&job);
+}
+
+/* Merge the splits of DCP__MERGE_ROWS (row, head) pairs of the tile, those with splits. */
+static void merge_splits_item(void *ctx_ptr, int64_t item, int thread)
+{
+    (void)thread;
+    const struct partial_ctx *ctx = ctx_ptr;
+    struct dcp_attend *a = ctx->a;
+    const struct dcp__attend_tile *tile = ctx->tile;
+    const int64_t n_heads = a->d.n_heads, dv = a->d.value_dim;
+    const int64_t per_row = tile->max_splits;
+    const int64_t begin = item * DCP__MERGE_ROWS;
+    const int64_t n = min_i64(DCP__MERGE_ROWS, tile->n_rows * n_heads - begin);
+    _Alignas(64) float lse[DCP__ATTEND_ITEMS * DCP__MERGE_ROWS];
+    _Alignas(64) float weights[DCP__ATTEND_ITEMS * DCP__MERGE_ROWS];
+    _Alignas(64) float merged[DCP__MERGE_ROWS];
+    int64_t n_splits[DCP__MERGE_ROWS];
+    bool is_bad[DCP__MERGE_ROWS];
+    for (int64_t k = 0; k < per_row * DCP__MERGE_ROWS; k++) lse[k] = -INFINITY;
+    for (int64_t k = 0; k < n; k++) {
+        const int64_t row = (begin + k) / n_heads;
+        int64_t s = 0;
+        while (s + 1 < tile->n_segs && a->segs[s + 1].row <= row) s++;
+        n_splits[k] = a->segs[s].n_splits;
+        is_bad[k] = false;
+        if (n_splits[k] == 1) continue; /* written in place by its item */
+        for (int64_t p = 0; p < n_splits[k]; p++) {
+            const float x = a->split_lse[(begin + k) * per_row + p];
+            lse[p * DCP__MERGE_ROWS + k] = isfinite(x) ? x : -INFINITY;
+            if (!isfinite(x) && !(x < 0.0f)) is_bad[k] = true;
+        }
+    }
+    a->kernels.merge_weights[0](lse, (int)per_row, false, NULL, weights, merged);
+    for (int64_t k = 0; k < n; k++) {
+        if (n_splits[k] == 1) continue;
+        const void *parts[DCP__ATTEND_ITEMS];
+        float w[DCP__ATTEND_ITEMS];
+        int n_parts = 0;
+        for (int64_t p = 0; p < n_splits[k]; p++) {
+            if (!(weights[p * DCP__MERGE_ROWS + k] > 0.0f)) continue;
+            parts[n_parts] = a->split_out + ((begin + k) * per_row + p) * dv;
+            w[n_parts++] = weights[p * DCP__MERGE_ROWS + k];
+        }
+        const int64_t row = (begin + k) / n_heads, h = (begin + k) % n_heads;
+        float *dst = tile->out + row * tile->out_token_stride + h * dv;
+        /* An LSE that is no number marks the whole row, as it would without splits. */
+        a->lse[begin + k] = is_bad[k] ? NAN : merged[k];
+        if (n_parts == 0 || is_bad[k]) {
+            for (int64_t d = 0; d < dv; d++) dst[d] = 0.0f;
+            continue;
+        }
+        int first_bad = n_parts;
+        a->kernels.merge_row[DCP_F32][DCP_F32](parts, w, n_parts, dv, dst, false, NULL, &first_bad);
+    }
+}
+
+void dcp__attend_partial(struct dcp_attend *a, const struct dcp__attend_tile *tile)
+{
+    struct partial_ctx ctx = {a, tile};
+    dcp__pool_run(a->pool, tile->n_items, attend_item, &ctx);
+    bool any = false;
+    for (int64_t s = 0; s < tile->n_segs && !any; s++) any = a->segs[s].n_splits > 1;
+    if (!any) return;
+    /* Handing out work costs some microseconds: what takes less is done here. */
+    const int64_t n_values = tile->n_rows * a->d.n_heads * tile->max_splits * a->d.value_dim;
+    dcp__pool_run(n_values >= 1 << 17 ? a->pool : NULL,
+                  div_up(tile->n_rows * a->d.n_heads, DCP__MERGE_ROWS), merge_splits_item, &ctx);
+}

@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sequences over the arena of pages.
+ *
+ * One page id stands for the same page_tokens positions in every layer, so a sequence has one block
+ * table, and growth by a token touches one page for all layers. The sum of the global lengths is
+ * what max_tokens limits: it is the same number on all ranks, so that they refuse alike, and the
+ * arena is sized so that within it this rank never runs out of pages. */
+#include <string.h>
+
+#include "base/alloc_priv.h"
+#include "cache/cache_priv.h"
+
+struct seq {
+    int64_t length;  /* global */
+    int32_t *pages;  /* block table */
+    int64_t n_pages; /* in use */
+    int64_t cap;
+};
+
+struct dcp_cache {
+    struct dcp_cache_desc d;
+    size_t elem_bytes, k_bytes, v_bytes; /* of one page and layer */
+    struct dcp__pages pages;
+    struct seq *seqs; /* [max_seqs] */
+    int64_t n_tokens; /* sum of lengths */
+};
+
+/* ---- create ------------------------------------------------------------------------------- */
+
+static dcp_status check_range(const char *name, int64_t value, int64_t low, int64_t high)
+{
+    if (value >= low && value <= high) return DCP_OK;
+    return dcp__fail(DCP_ERR_ARG, "dcp_cache_create: %s is %lld, must be %lld to %lld", name,
+                     (long long)value, (long long)low, (long long)high);
+}
+
+/* Defaults filled in, everything in range. */
+static dcp_status read_desc(const dcp_cache_desc *desc, dcp_cache_desc *d)
+{
+    const dcp_cache_desc init = DCP_CACHE_DESC_INIT;
+    *d = init;
+    if (desc == NULL) return dcp__fail(DCP_ERR_ARG, "dcp_cache_create: desc is NULL");
+    if (desc->struct_size != sizeof(*d)) {
+        return dcp__fail(DCP_ERR_ARG,
+                         "dcp_cache_create: struct_size is %zu, this library's is %zu; start from "
+                         "DCP_CACHE_DESC_INIT",
+                         desc->struct_size, sizeof(*d));
+    }
+    *d = *desc;
+    if (d->interleave == 0) d->interleave = 1;
+    if (d->page_tokens == 0) d->page_tokens = 64;
+    if (d->max_seqs == 0) d->max_seqs = 1;
+    if (d->dtype == DCP_DTYPE_DEFAULT) d->dtype = DCP_BF16;
+    const int64_t max_dim = 1 << 20; /* keeps every product below within int64 */
+    DCP_TRY(check_range("n_ranks", d->n_ranks, 1, 1 << 20));
+    DCP_TRY(check_range("rank", d->rank, 0, d->n_ranks - 1));
+    DCP_TRY(check_range("interleave", d->interleave, 1, INT64_MAX));
+    DCP_TRY(check_range("n_layers", d->n_layers, 1, max_dim));
+    DCP_TRY(check_range("n_kv_heads", d->n_kv_heads, 1, max_dim));
+    DCP_TRY(check_range("key_dim", d->key_dim, 1, max_dim));
+    DCP_TRY(check_range("value_dim", d->value_dim, 1, d->latent ? d->key_dim : max_dim));
+    DCP_TRY(check_range("page_tokens", d->page_tokens, 32, max_dim));
+    DCP_TRY(check_range("max_tokens", d->max_tokens, 1, INT64_MAX / 2));
+    DCP_TRY(check_range("max_seqs", d->max_seqs, 1, INT32_MAX));
+    if (d->page_tokens % 32 != 0) {
+        return dcp__fail(DCP_ERR_ARG,
+                         "dcp_cache_create: page_tokens is %lld, must be a multiple of 32",
+                         (long long)d->page_tokens);
+    }
+    if (d->latent && d->n_kv_heads != 1) {
+        return dcp__fail(DCP_ERR_ARG,
+                         "dcp_cache_create: a latent cache has one KV head, n_kv_heads is %lld",
+                         (long long)d->n_kv_heads);
+    }
+    if (dcp_dtype_bytes(d->dtype) == 0) {
+        return dcp__fail(DCP_ERR_ARG, "dcp_cache_create: dtype %d is none of f32, f16, bf16",
+                         (int)d->dtype);
+    }
+    return DCP_OK;
+}
+
+/* Enough pages for any way to divide max_tokens over max_seqs. A sequence of L owns at most
+ * floor(L / (N I)) I + I of its positions, and no more than L; its last page may be partial. One
+ * more for a fork, which copies a page before dst's old ones are given back. */
+static int64_t count_pages(const dcp_cache_desc *d)
+{
+    if (d->max_seqs == 1) {
+        const int64_t own = dcp_local_length(d->max_tokens, d->n_ranks, d->rank, d->interleave);
+        return own / d->page_tokens + (own % d->page_tokens != 0);
+    }
+    int64_t own = d->max_tokens;
+    int64_t slack;
+    if (!__builtin_mul_overflow(d->interleave, d->max_seqs, &slack)) {
+        const int64_t even = d->max_tokens / d->interleave / d->n_ranks * d->interleave;
+        if (slack < own - even) own = even + slack;
+    }
+    return own / d->page_tokens + d->max_seqs + 1;
+}
+
+dcp_status dcp_cache_create(const dcp_cache_desc *desc, dcp_cache **cache_out)
+{
+    dcp_cache_desc d;
+    DCP_TRY(read_desc(desc, &d));
+    if (cache_out == NULL) return dcp__fail(DCP_ERR_ARG, "dcp_cache_create: cache_out is NULL");
+    const size_t elem = dcp_dtype_bytes(d.dtype);
+    size_t k_bytes, v_bytes = 0, page_bytes;
+    /* A page of 32 or more tokens is a multiple of 64 bytes whatever the dims, so every layer's K
+     * and V start aligned, and so do all rows whose bytes are a multiple of 64. */
+    bool over = dcp__mul_overflow((size_t)d.page_tokens * elem, (size_t)d.n_kv_heads, &k_bytes);
+    v_bytes = k_bytes;
+    over = over || dcp__mul_overflow(k_bytes, (size_t)d.key_dim, &k_bytes);
+    over = over || dcp__mul_overflow(v_bytes, d.latent ? 0 : (size_t)d.value_dim, &v_bytes);
+    over = over || dcp__add_overflow(k_bytes, v_bytes, &page_bytes);
+    over = over || dcp__mul_overflow(page_bytes, (size_t)d.n_layers, &page_bytes);
+    if (over) return dcp__fail(DCP_ERR_ARG, "dcp_cache_create: a page exceeds the address space");
+
+    void *ptr;
+    DCP_TRY(dcp__alloc(sizeof(struct dcp_cache), "KV cache", &ptr));
+    struct dcp_cache *c = ptr;
+    c->d = d;
+    c->elem_bytes = elem;
+    c->k_bytes = k_bytes;
+    c->v_bytes = v_bytes;
+    const int64_t n_pages = count_pages(&d);
+    dcp_status st = dcp__pages_init(&c->pages, page_bytes, n_pages > 0 ? n_pages : 1);
+    if (st != DCP_OK) goto err_cache;
+    st = dcp__alloc_array((size_t)d.max_seqs, sizeof(struct seq), "KV sequences", &ptr);
+    if (st != DCP_OK) goto err_pages;
+    c->seqs = ptr;
+    *cache_out = c;
+    return DCP_OK;
+err_pages:
+    dcp__pages_fini(&c->pages);
+err_cache:
+    dcp__free(c);
+    return st;
+}
+
+void dcp_cache_destroy(dcp_cache *c)
+{
+    if (c == NULL) return;
+    for (int64_t s = 0; s < c->d.max_seqs; s++) dcp__free(c->seqs[s].pages);
+    dcp__free(c->seqs);
+    dcp__pages_fini(&c->pages);
+    dcp__free(c);
+}
+
+/* ---- sequences ---------------------------------------------------------------------------- */
+
+static dcp_status find_seq(const dcp_cache *c, int64_t seq, const char *call, struct seq **s_out)
+{
+    if (c == NULL) return dcp__fail(DCP_ERR_ARG, "%s: the cache is NULL", call);
+    if (seq < 0 || seq >= c->d.max_seqs) {
+        return dcp__fail(DCP_ERR_ARG, "%s: sequence %lld, this cache has 0 to %lld", call,
+                         (long long)seq, (long long)c->d.max_seqs - 1);
+    }
+    *s_out = &c->seqs[seq];
+    return DCP_OK;
+}
+
+static int64_t own_length(const dcp_cache *c, int64_t length)
+{
+    return dcp_local_length(length, c->d.n_ranks, c->d.rank, c->d.interleave);
+}
+
+static int64_t pages_for(const dcp_cache *c, int64_t n_own)
+{
+    return n_own / c->d.page_tokens + (n_own % c->d.page_tokens != 0);
+}
+
+/* A block table of at least n entries; contents kept. */
+static dcp_status reserve_table(struct seq *s, int64_t n)
+{
+    if (n <= s->cap) return DCP_OK;
+    int64_t cap = s->cap > 0 ? s->cap : 16;
+    while (cap < n) cap *= 2;
+    void *ptr;
+    DCP_TRY(dcp__alloc_array((size_t)cap, sizeof(int32_t), "KV block table", &ptr));
+    if (s->n_pages > 0) memcpy(ptr, s->pages, (size_t)s->n_pages * sizeof(int32_t));
+    dcp__free(s->pages);
+    s->pages = ptr;
+    s->cap = cap;
+    return DCP_OK;
+}
+
+/* Before a page is written: if others hold it, put a copy in its place. */
+static dcp_status make_private(dcp_cache *c, struct seq *s, int64_t at)
+{
+    const int32_t shared = s->pages[at];
+    if (c->pages.refs[shared] == 1) return DCP_OK;
+    int32_t own;
+    DCP_TRY(dcp__pages_take(&c->pages, 1, &own));
+    memcpy(dcp__page_at(&c->pages, own), dcp__page_at(&c->pages, shared), c->pages.page_bytes);
+    dcp__pages_drop(&c->pages, shared);
+    s->pages[at] = own;
+    return DCP_OK;
+}
+
+static dcp_status check_total(const dcp_cache *c, const char *call, int64_t others, int64_t more)
+{
+    if (more <= c->d.max_tokens - others) return DCP_OK;
+    return dcp__fail(
+        DCP_ERR_ARG,
+        "%s: the KV cache is full: %lld of max_tokens %lld are taken, %lld more wanted", call,
+        (long long)others, (long long)c->d.max_tokens, (long long)more);
+}
+
+dcp_status dcp_cache_extend(dcp_cache *c, int64_t seq, int64_t n_tokens)
+{
+    struct seq *s = NULL;
+    DCP_TRY(find_seq(c, seq, "dcp_cache_extend", &s));
+    if (n_tokens < 0) {
+        return dcp__fail(DCP_ERR_ARG, "dcp_cache_extend: n_tokens is %lld, must not be negative",
+                         (long long)n_tokens);
+    }
+    DCP_TRY(check_total(c, "dcp_cache_extend", c->n_tokens, n_tokens));
+    const int64_t own_old = own_length(c, s->length);
+    const int64_t own_new = own_length(c, s->length + n_tokens);
+    const int64_t n_new = pages_for(c, own_new);
+    DCP_TRY(reserve_table(s, n_new));
+    /* Pages first, the copy last: what has been taken is given back if the copy fails. */
+    const int64_t n_old = s->n_pages;
+    if (n_new > n_old) DCP_TRY(dcp__pages_take(&c->pages, n_new - n_old, s->pages + n_old));
+    if (own_new > own_old && own_old % c->d.page_tokens != 0) {
+        const dcp_status st = make_private(c, s, own_old / c->d.page_tokens);
+        if (st != DCP_OK) {
+            for (int64_t i = n_new; i > n_old; i--) dcp__pages_drop(&c->pages, s->pages[i - 1]);
+            return st;
+        }
+    }
+    s->n_pages = n_new;
+    s->length += n_tokens;
+    c->n_tokens += n_tokens;
+    return DCP_OK;
+}
+
+int64_t dcp_cache_length(const dcp_cache *c, int64_t seq)
+{
+    if (c == NULL || seq < 0 || seq >= c->d.max_seqs) return -1;
+    return c->seqs[seq].length;
+}
+
+static void cut_seq(dcp_cache *c, struct seq *s, int64_t length)
+{
+    const int64_t n = pages_for(c, own_length(c, length));
+    while (s->n_pages > n) dcp__pages_drop(&c->pages, s->pages[--s->n_pages]);
+    c->n_tokens -= s->length - length;
+    s->length = length;
+}
+
+dcp_status dcp_cache_truncate(dcp_cache *c, int64_t seq, int64_t length)
+{
+    struct seq *s = NULL;
+    DCP_TRY(find_seq(c, seq, "dcp_cache_truncate", &s));
+    if (length < 0) {
+        return dcp__fail(DCP_ERR_ARG, "dcp_cache_truncate: length is %lld, must not be negative",
+                         (long long)length);
+    }
+    if (length < s->length) cut_seq(c, s, length);
+    return DCP_OK;
+}
+
+dcp_status dcp_cache_fork(dcp_cache *c, int64_t src, int64_t dst, int64_t length)
+{
+    struct seq *from = NULL, *to = NULL;
+    DCP_TRY(find_seq(c, src, "dcp_cache_fork", &from));
+    DCP_TRY(find_seq(c, dst, "dcp_cache_fork", &to));
+    if (src == dst) {
+        return dcp__fail(DCP_ERR_ARG, "dcp_cache_fork: sequence %lld onto itself", (long long)src);
+    }
+    if (length < 0 || length > from->length) {
+        return dcp__fail(DCP_ERR_ARG, "dcp_cache_fork: length is %lld, sequence %lld has %lld",
+                         (long long)length, (long long)src, (long long)from->length);
+    }
+    DCP_TRY(check_total(c, "dcp_cache_fork", c->n_tokens - to->length, length));
+    const int64_t n_own = own_length(c, length);
+    const int64_t n_full = n_own / c->d.page_tokens;
+    const int64_t n = pages_for(c, n_own);
+    DCP_TRY(reserve_table(to, n));
+    int32_t last = 0;
+    if (n > n_full) {
+        DCP_TRY(dcp__pages_take(&c->pages, 1, &last));
+        memcpy(dcp__page_at(&c->pages, last), dcp__page_at(&c->pages, from->pages[n_full]),
+               c->pages.page_bytes);
+    }
+    cut_seq(c, to, 0);
+    for (int64_t i = 0; i < n_full; i++) {
+        to->pages[i] = from->pages[i];
+        c->pages.refs[from->pages[i]]++;
+    }
+    if (n > n_full) to->pages[n_full] = last;
+    to->n_pages = n;
+    to->length = length;
+    c->n_tokens += length;
+    return DCP_OK;
+}
+
+/* ---- data --------------------------------------------------------------------------------- */
+
+static dcp_status check_layer(const dcp_cache *c, int64_t layer, const char *call)
+{
+    if (layer >= 0 && layer < c->d.n_layers) return DCP_OK;
+    return dcp__fail(DCP_ERR_ARG, "%s: layer %lld, this cache has 0 to %lld", call,
+                     (long long)layer, (long long)c->d.n_layers - 1);
+}
+
+/* n rows [n_kv_heads, dim] from slot on into one page's [n_kv_heads][page_tokens][dim]. */
+static void store_rows(const dcp_cache *c, char *page, int64_t slot, int64_t n, int64_t dim,
+                       const float *rows, int64_t token_stride)
+{
+    const size_t row_bytes = (size_t)dim * c->elem_bytes;
+    for (int64_t g = 0; g < c->d.n_kv_heads; g++) {
+        char *dst = page + (size_t)(g * c->d.page_tokens + slot) * row_bytes;
+        const float *src = rows + g * dim;
+        for (int64_t t = 0; t < n; t++, dst += row_bytes, src += token_stride) {
+            dcp__kv_convert(c->d.dtype, src, dst, dim);
+        }
+    }
+}
+
+static dcp_status check_rows(const char *name, const float *rows, int64_t *stride, int64_t row)
+{
+    if (rows == NULL) return dcp__fail(DCP_ERR_ARG, "dcp_cache_store: %s is NULL", name);
+    if (*stride == 0) *stride = row;
+    if (*stride >= row) return DCP_OK;
+    return dcp__fail(DCP_ERR_ARG,
+                     "dcp_cache_store: %s_token_stride is %lld, a token has %lld elements", name,
+                     (long long)*stride, (long long)row);
+}
+
+dcp_status dcp_cache_store(dcp_cache *c, int64_t seq, int64_t layer, int64_t local_begin, int64_t n,
+                           const float *k, int64_t k_token_stride, const float *v,
+                           int64_t v_token_stride)
+{
+    struct seq *s = NULL;
+    DCP_TRY(find_seq(c, seq, "dcp_cache_store", &s));
+    DCP_TRY(check_layer(c, layer, "dcp_cache_store"));
+    const int64_t own = own_length(c, s->length);
+    if (local_begin < 0 || n < 0 || local_begin > own || n > own - local_begin) {
+        return dcp__fail(DCP_ERR_ARG,
+                         "dcp_cache_store: %lld rows from local index %lld, sequence %lld has room "
+                         "for %lld on rank %d",
+                         (long long)n, (long long)local_begin, (long long)seq, (long long)own,
+                         c->d.rank);
+    }
+    if (n == 0) return DCP_OK;
+    DCP_TRY(check_rows("k", k, &k_token_stride, c->d.n_kv_heads * c->d.key_dim));
+    if (!c->d.latent)
+        DCP_TRY(check_rows("v", v, &v_token_stride, c->d.n_kv_heads * c->d.value_dim));
+    const int64_t pt = c->d.page_tokens;
+    const dcp_range pages = dcp_page_range((dcp_range){local_begin, local_begin + n}, pt);
+    for (int64_t p = pages.begin; p < pages.end; p++) DCP_TRY(make_private(c, s, p));
+    for (int64_t done = 0; done < n;) {
+        const int64_t slot = (local_begin + done) % pt;
+        const int64_t rows = n - done < pt - slot ? n - done : pt - slot;
+        char *page = dcp__page_at(&c->pages, s->pages[(local_begin + done) / pt]) +
+                     (size_t)layer * (c->k_bytes + c->v_bytes);
+        store_rows(c, page, slot, rows, c->d.key_dim, k + done * k_token_stride, k_token_stride);
+        if (!c->d.latent) {
+            store_rows(c, page + c->k_bytes, slot, rows, c->d.value_dim, v + done * v_token_stride,
+                       v_token_stride);
+        }
+        done += rows;
+    }
+    return DCP_OK;
+}
+
+dcp_status dcp_cache_view(const dcp_cache *c, int64_t seq, int64_t layer, dcp_kv_view *view_out)
+{
+    struct seq *s = NULL;
+    DCP_TRY(find_seq(c, seq, "dcp_cache_view", &s));
+    DCP_TRY(check_layer(c, layer, "dcp_cache_view"));
+    if (view_out == NULL) return dcp__fail(DCP_ERR_ARG, "dcp_cache_view: view_out is NULL");
+    char *k = c->pages.base + (size_t)layer * (c->k_bytes + c->v_bytes);
+    const bool latent = c->d.latent != 0;
+    const dcp_kv_view view = {
+        .k_base = k,
+        .v_base = latent ? k : k + c->k_bytes,
+        .pages = s->pages,
+        .page_tokens = c->d.page_tokens,
+        .k_page_stride_bytes = (int64_t)c->pages.page_bytes,
+        .v_page_stride_bytes = (int64_t)c->pages.page_bytes,
+        .k_slot_stride = c->d.key_dim,
+        .k_head_stride = c->d.key_dim * c->d.page_tokens,
+        .v_slot_stride = latent ? c->d.key_dim : c->d.value_dim,
+        .v_head_stride = (latent ? c->d.key_dim : c->d.value_dim) * c->d.page_tokens,
+        .n_keys = own_length(c, s->length),
+        .dtype = c->d.dtype,
+    };
+    *view_out = view;
+    return DCP_OK;
+}
+
+size_t dcp_cache_bytes(const dcp_cache *c, int64_t seq)
+{
+    if (c == NULL || seq < -1 || seq >= c->d.max_seqs) return 0;
+    const int64_t n = seq < 0 ? c->pages.n_fresh - c->pages.n_free : c->seqs[seq].n_pages;
+    return (size_t)n * c->pages.page_bytes;
+}
