@@ -28,11 +28,15 @@ dcp_status linear_create(struct dcp__pool *pool, enum compute_type compute, dcp_
                          int64_t max_tokens, int64_t max_k, struct linear **out);
 void linear_destroy(struct linear *l);
 enum compute_type linear_compute(const struct linear *l);
+/* Why bf16 was asked for and f32 taken; "" if what was asked for was taken. Lives as long as l. */
+const char *linear_note(const struct linear *l);
 /* y[t * y_stride + i] = sum_k x[t * x_stride + k] * W[i][k]; t < n_tokens. x and y may not overlap.
- * n_rows = 0 or n_tokens = 0 is legal. Allocates nothing of ours. */
+ * n_rows = 0 or n_tokens = 0 is legal. y_stride >= n_rows and x_stride >= k if n_tokens > 1.
+ * Allocates nothing of ours, save in bf16 mode, where a new shape (n_tokens, k, strides) makes a
+ * oneDNN plan once (kept for the last 64 shapes). */
 dcp_status linear_run(struct linear *l, const struct weight *w, const float *x, int64_t x_stride,
                       int64_t n_tokens, float *y, int64_t y_stride);
-/* Several weights on the same x (q, k, v; gate, up) as one parallel region. */
+/* Several weights (at most 8) on the same x (q, k, v; gate, up) as one parallel region. */
 dcp_status linear_run_many(struct linear *l, const struct weight *const *ws, int n_ws,
                            const float *x, int64_t x_stride, int64_t n_tokens, float *const *ys,
                            const int64_t *y_strides);

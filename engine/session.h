@@ -10,9 +10,10 @@
 
 struct session;
 
+/* All fields but n_threads, isa and attend_workspace_bytes must be the same on all ranks. */
 struct session_opts {
     int n_threads;      /* of this rank; 0 = usable CPUs / ranks of the host, at least 1 */
-    int64_t context;    /* tokens; 0 = min(the model's, 8192)?  see session.c */
+    int64_t context;    /* tokens; 0 = the model's own: memory comes as the cache grows */
     int64_t chunk;      /* 0 = 512 */
     int64_t interleave; /* 0 = 1 */
     dcp_dtype kv_dtype; /* DEFAULT = bf16 */
@@ -24,12 +25,21 @@ struct session_opts {
 
 /* What a rank owns and what it took; every rank's in rank order after session_report. */
 struct session_rank_report {
-    int64_t kv_tokens;
-    uint64_t kv_bytes, weight_bytes, weight_share_bytes, weight_replicated_bytes, workspace_bytes,
-        activation_bytes, peak_rss_bytes, peak_counted_bytes;
-    double attend_s, merge_s, gather_s, dense_s, other_s,
-        total_s; /* since session_create or session_reset_times */
-    uint64_t merge_wire_bytes, other_wire_bytes;
+    int64_t kv_tokens; /* keys of the sequence that this rank owns */
+    uint64_t kv_bytes; /* pages in use, all layers */
+    /* weight_bytes = share (split) + replicated, as the file stores them; token_embd counts once
+     * where it is the output matrix too */
+    uint64_t weight_bytes, weight_share_bytes, weight_replicated_bytes;
+    uint64_t workspace_bytes;    /* of sharded attention and its merge */
+    uint64_t activation_bytes;   /* buffers of the forward pass */
+    uint64_t peak_rss_bytes;     /* of the process: ranks that are threads all show the same */
+    uint64_t peak_counted_bytes; /* of the process's counted allocations */
+    /* Wall time since session_create or session_reset_times. attend = own partials; merge = merging
+     * them, waiting for peers included; gather = queries and activations from peers, waiting
+     * included; dense = products; other = norms, rotations, gates, the caller's logits functions;
+     * they sum to total. */
+    double attend_s, merge_s, gather_s, dense_s, other_s, total_s;
+    uint64_t merge_wire_bytes, other_wire_bytes; /* of the merge; of all gathers */
 };
 
 /* Collective. Reads the model's slices for this rank. The gguf may be closed after it. */
@@ -50,7 +60,9 @@ dcp_status session_step(struct session *s, const int32_t *ids, int64_t n_ids,
                         session_logits_fn *on_logits, void *logits_ctx,
                         session_progress_fn *progress, void *progress_ctx,
                         const float **logits_out);
-/* Forget positions >= length. */
+/* The times and wire bytes of reports count from here on. */
+void session_reset_times(struct session *s);
+/* Forget positions >= length. Every rank with the same length. */
 dcp_status session_truncate(struct session *s, int64_t length);
 /* Collective: fills reports [group size]. */
 dcp_status session_report(struct session *s, struct session_rank_report *reports);

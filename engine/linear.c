@@ -1,0 +1,375 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Dense products over quantised weight rows.
+ *
+ *   1 to 3 tokens   chunks of rows by the QDOT kernels: each chunk is read from memory once, its
+ *                   other tokens find it in cache. A result's bits are those of its row and token
+ *                   alone.
+ *   more            panels of rows, cut at multiples of panel_rows(k) from the slice's start:
+ *                   dequantised into the thread's scratch, multiplied by oneDNN
+ *
+ *   weight rows   0       64      128     192  200
+ *                 |-item0-|-item1-|-item2-|-i3-|      items of all weights of a call form one
+ *                                                     parallel region, handed out one by one
+ *
+ * Scratch per thread: a panel in f32 (rows padded by 16 elements, so that a stride that is a power
+ * of two does not fall on few cache sets: 1.5 times the speed at k = 2048), and in bf16 mode one
+ * row in f32 and the panel in bf16. Shared: the call's x in bf16. */
+#include "engine/linear.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc_priv.h"
+#include "base/cpu_priv.h"
+#include "engine/linear_gemm.h"
+#include "kernels/kernels_priv.h"
+
+enum {
+    DIRECT_TOKENS = 3, /* up to here reading blocks per token beats dequantising them */
+    MAX_WEIGHTS = 8,   /* of one parallel region */
+    PAD_ELEMS = 16,
+    MIN_CHUNK_BYTES = 16384,
+    MAX_CHUNK_BYTES = 262144,
+    CHUNKS_PER_THREAD = 8 /* enough that the last one evens out */
+};
+
+struct linear {
+    struct dcp__pool *pool;
+    int n_threads;
+    enum compute_type compute;
+    char note[256];
+    int64_t max_tokens, max_k;
+    struct dcp__kernels kernels;
+    struct gemm *gemm;
+    float *panels;         /* [n_threads][panel_elems] */
+    int64_t panel_elems;   /* largest over k <= max_k */
+    uint16_t *bf16_panels; /* [n_threads][panel_elems], bf16 mode */
+    uint16_t *bf16_x;      /* [max_tokens][padded max_k], bf16 mode */
+};
+
+/* One weight of a call. */
+struct part {
+    const struct weight *w;
+    float *y;
+    int64_t y_stride;
+    int64_t item_rows, n_items;
+    struct gemm_plan *plan, *tail_plan; /* bf16: full panels, the last one */
+};
+
+struct call {
+    struct linear *l;
+    const float *x;
+    int64_t x_stride, n_tokens;
+    int n_parts;
+    struct part parts[MAX_WEIGHTS];
+    _Atomic int gemm_status;
+};
+
+static int64_t panel_rows(int64_t k)
+{
+    if (k <= 4096) return 64;
+    return k <= 8192 ? 32 : 16;
+}
+
+static int64_t padded(int64_t k)
+{
+    return (k + 15) / 16 * 16 + PAD_ELEMS;
+}
+
+/* --- create ---------------------------------------------------------------------------------- */
+
+static dcp_status choose_compute(struct linear *l, enum compute_type compute, dcp_isa isa)
+{
+    bool bf16 = compute == COMPUTE_BF16;
+    if (compute == COMPUTE_DEFAULT) {
+        struct dcp__cpu cpu;
+        dcp__cpu_detect(&cpu);
+        bf16 = isa >= DCP_ISA_AMX && cpu.amx_bf16;
+    }
+    l->compute = COMPUTE_F32;
+    if (bf16) {
+        const dcp_status st = gemm_create(l->n_threads, true, &l->gemm);
+        if (st == DCP_OK) {
+            l->compute = COMPUTE_BF16;
+            return DCP_OK;
+        }
+        if (st != DCP_ERR_NOT_SUPPORTED) return st;
+        (void)snprintf(l->note, sizeof(l->note), "f32 in place of bf16: no bf16 products here (%s)",
+                       dcp_last_error());
+    }
+    return gemm_create(l->n_threads, false, &l->gemm);
+}
+
+static dcp_status create_scratch(struct linear *l)
+{
+    const int64_t steps[] = {4096, 8192, l->max_k};
+    for (int i = 0; i < 3; i++) {
+        const int64_t k = steps[i] < l->max_k ? steps[i] : l->max_k;
+        const int64_t elems = panel_rows(k) * padded(k);
+        if (elems > l->panel_elems) l->panel_elems = elems;
+    }
+    const size_t n_threads = (size_t)l->n_threads, elems = (size_t)l->panel_elems;
+    size_t row_bytes;
+    if (dcp__mul_overflow((size_t)padded(l->max_k), sizeof(float), &row_bytes))
+        return dcp__fail(DCP_ERR_ARG, "max_k %lld", (long long)l->max_k);
+    DCP_TRY(
+        dcp__alloc_array(n_threads, elems * sizeof(float), "weight panels", (void **)&l->panels));
+    if (l->compute != COMPUTE_BF16) return DCP_OK;
+    DCP_TRY(dcp__alloc_array(n_threads, elems * sizeof(uint16_t), "bf16 weight panels",
+                             (void **)&l->bf16_panels));
+    return dcp__alloc_array((size_t)l->max_tokens, row_bytes / 2, "bf16 activations",
+                            (void **)&l->bf16_x);
+}
+
+dcp_status linear_create(struct dcp__pool *pool, enum compute_type compute, dcp_isa isa,
+                         int64_t max_tokens, int64_t max_k, struct linear **out)
+{
+    if (max_tokens < 1 || max_k < 1 || max_k > (int64_t)1 << 31)
+        return dcp__fail(DCP_ERR_ARG,
+                         "max_tokens %lld and max_k %lld must be at least 1, max_k at most 2^31",
+                         (long long)max_tokens, (long long)max_k);
+    struct linear *l;
+    DCP_TRY(dcp__alloc(sizeof(*l), "dense products", (void **)&l));
+    l->pool = pool;
+    l->n_threads = dcp__pool_threads(pool);
+    l->max_tokens = max_tokens;
+    l->max_k = max_k;
+    dcp__kernels_select(isa, &l->kernels);
+    dcp_status st = choose_compute(l, compute, isa);
+    if (st == DCP_OK) st = create_scratch(l);
+    if (st != DCP_OK) {
+        linear_destroy(l);
+        return st;
+    }
+    *out = l;
+    return DCP_OK;
+}
+
+void linear_destroy(struct linear *l)
+{
+    if (l == NULL) return;
+    gemm_destroy(l->gemm);
+    dcp__free(l->panels);
+    dcp__free(l->bf16_panels);
+    dcp__free(l->bf16_x);
+    dcp__free(l);
+}
+
+enum compute_type linear_compute(const struct linear *l)
+{
+    return l->compute;
+}
+
+const char *linear_note(const struct linear *l)
+{
+    return l->note;
+}
+
+/* --- few tokens ------------------------------------------------------------------------------ */
+
+/* The part that item belongs to; item becomes its index there. */
+static struct part *find_part(struct call *c, int64_t *item)
+{
+    struct part *p = c->parts;
+    while (*item >= p->n_items) *item -= (p++)->n_items;
+    return p;
+}
+
+static void run_direct_item(void *ctx, int64_t item, int thread)
+{
+    struct call *c = ctx;
+    (void)thread;
+    const struct part *p = find_part(c, &item);
+    const struct weight *w = p->w;
+    const int64_t first = item * p->item_rows;
+    const int64_t left = w->n_rows - first;
+    const int64_t n_rows = left < p->item_rows ? left : p->item_rows;
+    const char *rows = (const char *)w->data + (size_t)first * w->row_bytes;
+    for (int64_t t = 0; t < c->n_tokens; t++)
+        c->l->kernels.qdot[w->qtype](rows, w->row_bytes, n_rows, w->k, c->x + t * c->x_stride,
+                                     p->y + t * p->y_stride + first);
+}
+
+static void run_direct(struct call *c)
+{
+    size_t n_bytes = 0;
+    for (int i = 0; i < c->n_parts; i++)
+        n_bytes += (size_t)c->parts[i].w->n_rows * c->parts[i].w->row_bytes;
+    size_t chunk = n_bytes / ((size_t)c->l->n_threads * CHUNKS_PER_THREAD);
+    if (chunk < MIN_CHUNK_BYTES) chunk = MIN_CHUNK_BYTES;
+    if (chunk > MAX_CHUNK_BYTES) chunk = MAX_CHUNK_BYTES;
+    int64_t n_items = 0;
+    for (int i = 0; i < c->n_parts; i++) {
+        struct part *p = &c->parts[i];
+        /* A multiple of the rows that kernels take at a time. */
+        p->item_rows = ((int64_t)(chunk / p->w->row_bytes) + 8) / 8 * 8;
+        p->n_items = (p->w->n_rows + p->item_rows - 1) / p->item_rows;
+        n_items += p->n_items;
+    }
+    dcp__pool_run(c->l->pool, n_items, run_direct_item, c);
+}
+
+/* --- many tokens ----------------------------------------------------------------------------- */
+
+static void note_gemm(struct call *c, int status)
+{
+    int none = 0;
+    if (status != 0) atomic_compare_exchange_strong(&c->gemm_status, &none, status);
+}
+
+static int multiply_f32(struct call *c, const struct weight *w, const char *rows,
+                        struct gemm_shape *shape, int thread, float *y)
+{
+    if (w->qtype == DCP__Q_F32 && w->row_bytes % sizeof(float) == 0) {
+        shape->w_stride = (int64_t)(w->row_bytes / sizeof(float));
+        return gemm_f32(shape, c->x, (const float *)(const void *)rows, y);
+    }
+    float *panel = c->l->panels + thread * c->l->panel_elems;
+    c->l->kernels.dequant[w->qtype](rows, w->row_bytes, shape->n_rows, w->k, panel,
+                                    shape->w_stride);
+    return gemm_f32(shape, c->x, panel, y);
+}
+
+static int multiply_bf16(struct call *c, const struct part *p, const char *rows,
+                         const struct gemm_shape *shape, int thread, float *y)
+{
+    const struct weight *w = p->w;
+    struct linear *l = c->l;
+    float *row = l->panels + thread * l->panel_elems;
+    uint16_t *panel = l->bf16_panels + thread * l->panel_elems;
+    for (int64_t i = 0; i < shape->n_rows; i++) {
+        l->kernels.dequant[w->qtype](rows + (size_t)i * w->row_bytes, w->row_bytes, 1, w->k, row,
+                                     w->k);
+        l->kernels.to_bf16(row, w->k, panel + i * shape->w_stride);
+    }
+    struct gemm_plan *plan = shape->n_rows == p->item_rows ? p->plan : p->tail_plan;
+    return gemm_bf16(l->gemm, plan, thread, l->bf16_x, panel, y);
+}
+
+static struct gemm_shape item_shape(const struct call *c, const struct part *p, int64_t n_rows)
+{
+    const int64_t k = p->w->k;
+    const bool bf16 = c->l->compute == COMPUTE_BF16;
+    return (struct gemm_shape){c->n_tokens, n_rows,     k, bf16 ? padded(k) : c->x_stride,
+                               padded(k),   p->y_stride};
+}
+
+static void run_panel_item(void *ctx, int64_t item, int thread)
+{
+    struct call *c = ctx;
+    const struct part *p = find_part(c, &item);
+    const struct weight *w = p->w;
+    const int64_t first = item * p->item_rows;
+    const int64_t left = w->n_rows - first;
+    const char *rows = (const char *)w->data + (size_t)first * w->row_bytes;
+    struct gemm_shape shape = item_shape(c, p, left < p->item_rows ? left : p->item_rows);
+    const int token = gemm_enter(c->l->gemm);
+    note_gemm(c, c->l->compute == COMPUTE_BF16
+                     ? multiply_bf16(c, p, rows, &shape, thread, p->y + first)
+                     : multiply_f32(c, w, rows, &shape, thread, p->y + first));
+    gemm_leave(c->l->gemm, token);
+}
+
+static void round_x_item(void *ctx, int64_t t, int thread)
+{
+    struct call *c = ctx;
+    (void)thread;
+    const int64_t k = c->parts[0].w->k;
+    c->l->kernels.to_bf16(c->x + t * c->x_stride, k, c->l->bf16_x + t * padded(k));
+}
+
+static dcp_status run_panels(struct call *c)
+{
+    struct linear *l = c->l;
+    int64_t n_items = 0;
+    for (int i = 0; i < c->n_parts; i++) {
+        struct part *p = &c->parts[i];
+        p->item_rows = panel_rows(p->w->k);
+        p->n_items = (p->w->n_rows + p->item_rows - 1) / p->item_rows;
+        n_items += p->n_items;
+        if (l->compute != COMPUTE_BF16) continue;
+        const int64_t tail = p->w->n_rows % p->item_rows;
+        const struct gemm_shape full = item_shape(c, p, p->item_rows);
+        const struct gemm_shape last = item_shape(c, p, tail);
+        if (p->w->n_rows >= p->item_rows) DCP_TRY(gemm_plan(l->gemm, &full, &p->plan));
+        if (tail != 0) DCP_TRY(gemm_plan(l->gemm, &last, &p->tail_plan));
+    }
+    if (l->compute == COMPUTE_BF16) dcp__pool_run(l->pool, c->n_tokens, round_x_item, c);
+    dcp__pool_run(l->pool, n_items, run_panel_item, c);
+    const int status = atomic_load(&c->gemm_status);
+    if (status != 0)
+        return dcp__fail(DCP_ERR_SYS, "oneDNN matrix product, %lld tokens, k %lld: status %d",
+                         (long long)c->n_tokens, (long long)c->parts[0].w->k, status);
+    return DCP_OK;
+}
+
+/* --- calls ----------------------------------------------------------------------------------- */
+
+static dcp_status check_weight(const struct linear *l, const struct weight *w)
+{
+    const int64_t block = dcp__q_block_elems(w->qtype);
+    if (block == 0 || w->qtype >= 32 || l->kernels.qdot[w->qtype] == NULL)
+        return dcp__fail(DCP_ERR_NOT_SUPPORTED, "weight of type %d: no kernel reads it", w->qtype);
+    if (w->n_rows < 0 || w->k < 1 || w->k > l->max_k || w->k % block != 0)
+        return dcp__fail(DCP_ERR_ARG,
+                         "weight [%lld, %lld] of %s: k must be a multiple of %lld, at most %lld",
+                         (long long)w->n_rows, (long long)w->k, dcp__q_name(w->qtype),
+                         (long long)block, (long long)l->max_k);
+    if (w->row_bytes < (size_t)(w->k / block) * dcp__q_block_bytes(w->qtype))
+        return dcp__fail(DCP_ERR_ARG, "weight rows of %lld %s values do not fit %zu bytes",
+                         (long long)w->k, dcp__q_name(w->qtype), w->row_bytes);
+    return DCP_OK;
+}
+
+static dcp_status check_part(const struct linear *l, const struct weight *w, int64_t k,
+                             int64_t n_tokens, int64_t y_stride)
+{
+    DCP_TRY(check_weight(l, w));
+    if (w->k != k)
+        return dcp__fail(DCP_ERR_ARG, "weights on one x: k %lld and %lld", (long long)k,
+                         (long long)w->k);
+    if (n_tokens > 1 && y_stride < w->n_rows)
+        return dcp__fail(DCP_ERR_ARG, "y_stride %lld is less than %lld rows", (long long)y_stride,
+                         (long long)w->n_rows);
+    return DCP_OK;
+}
+
+dcp_status linear_run_many(struct linear *l, const struct weight *const *ws, int n_ws,
+                           const float *x, int64_t x_stride, int64_t n_tokens, float *const *ys,
+                           const int64_t *y_strides)
+{
+    if (n_ws == 0 || n_tokens == 0) return DCP_OK;
+    if (n_ws < 0 || n_ws > MAX_WEIGHTS || n_tokens < 0 || n_tokens > l->max_tokens ||
+        (n_tokens > 1 && x_stride < ws[0]->k))
+        return dcp__fail(
+            DCP_ERR_ARG, "%d weights, at most %d; %lld tokens, at most %lld; x_stride %lld", n_ws,
+            (int)MAX_WEIGHTS, (long long)n_tokens, (long long)l->max_tokens, (long long)x_stride);
+    struct call c = {.l = l, .x = x, .x_stride = x_stride, .n_tokens = n_tokens};
+    for (int i = 0; i < n_ws; i++) {
+        DCP_TRY(check_part(l, ws[i], ws[0]->k, n_tokens, y_strides[i]));
+        if (ws[i]->n_rows == 0) continue;
+        c.parts[c.n_parts++] = (struct part){.w = ws[i], .y = ys[i], .y_stride = y_strides[i]};
+    }
+    if (c.n_parts == 0) return DCP_OK;
+    if (n_tokens > DIRECT_TOKENS) return run_panels(&c);
+    run_direct(&c);
+    return DCP_OK;
+}
+
+dcp_status linear_run(struct linear *l, const struct weight *w, const float *x, int64_t x_stride,
+                      int64_t n_tokens, float *y, int64_t y_stride)
+{
+    return linear_run_many(l, &w, 1, x, x_stride, n_tokens, &y, &y_stride);
+}
+
+dcp_status linear_row(const struct linear *l, const struct weight *w, int64_t i, float *dst)
+{
+    DCP_TRY(check_weight(l, w));
+    if (i < 0 || i >= w->n_rows)
+        return dcp__fail(DCP_ERR_ARG, "row %lld of %lld", (long long)i, (long long)w->n_rows);
+    l->kernels.dequant[w->qtype]((const char *)w->data + (size_t)i * w->row_bytes, w->row_bytes, 1,
+                                 w->k, dst, w->k);
+    return DCP_OK;
+}

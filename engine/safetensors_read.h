@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranges of a safetensors tensor as float or int64, whatever of the supported types it has. */
+#ifndef DCP_ENGINE_SAFETENSORS_READ_H
+#define DCP_ENGINE_SAFETENSORS_READ_H
+
+#include "engine/safetensors.h"
+
+/* The tensor of that name with that many dimensions; DCP_ERR_FORMAT that names path if there is
+ * none. */
+dcp_status st_need(const struct st_file *f, const char *path, const char *name, int n_dims,
+                   const struct st_tensor **tensor_out);
+/* Elements [begin, begin + n) of t (F32, F16, BF16, F64; F64 is rounded) into dst [n]. No scratch:
+ * narrow elements are read into the end of dst and widened from the front.
+ * DCP_ERR_FORMAT for another type, naming it. */
+dcp_status st_read_f32(const struct st_file *f, const struct st_tensor *t, int64_t begin, int64_t n,
+                       float *dst);
+/* The same for I64 and I32. */
+dcp_status st_read_i64(const struct st_file *f, const struct st_tensor *t, int64_t begin, int64_t n,
+                       int64_t *dst);
+
+#endif

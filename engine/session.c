@@ -1,0 +1,422 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A sequence on a model on a group. Everything local that can fail is done before the ranks agree
+ * that all went well; collective work starts only then. Once a step's work has begun, a rank that
+ * cannot go on aborts the group, so that no peer waits for its deadline. */
+#include "engine/session.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "base/alloc_priv.h"
+#include "base/clock_priv.h"
+#include "base/cpu_priv.h"
+#include "base/fault_priv.h"
+#include "base/status_priv.h"
+#include "engine/forward.h"
+
+enum {
+    DEFAULT_CHUNK = 512,
+    /* Logits of several rows at a time (perplexity) take at most this much. */
+    LOGITS_TILE_BYTES = 32 << 20
+};
+
+static const char *const agreed_names[] = {
+    "tokens",     "tokens before", "hash of ids", "logits of all tokens", "context", "chunk",
+    "interleave", "KV type",       "algorithm",   "compute type",         "layers",  "width",
+    "vocabulary"};
+enum { N_AGREED = sizeof(agreed_names) / sizeof(agreed_names[0]), WHY_BYTES = 144 };
+
+/* What each rank tells the others before they start something together. */
+struct record {
+    int64_t status;
+    int64_t field[N_AGREED];
+    char why[WHY_BYTES];
+};
+
+struct session {
+    dcp_group *group;
+    struct model *model;
+    struct session_opts opts; /* defaults filled in */
+    struct forward f;
+    struct record *records; /* [N] */
+    size_t attend_bytes;
+    double total_s;
+};
+
+/* --- agreement
+ * --------------------------------------------------------------------------------- */
+
+/* Collective: all ranks go on, or all fail: by the own failure, else the first peer's, else by the
+ * first field in which a rank differs from rank 0. */
+static dcp_status agree(const struct session *s, const char *call, dcp_status mine,
+                        struct record *record)
+{
+    const int n = dcp_group_size(s->group);
+    const struct record *all = s->records;
+    char own[512];
+    snprintf(own, sizeof(own), "%s", mine == DCP_OK ? "" : dcp_last_error());
+    record->status = mine;
+    memcpy(record->why, own, WHY_BYTES - 1);
+    DCP_TRY(dcp_group_allgather(s->group, record, sizeof(*record), s->records));
+    if (mine != DCP_OK) return dcp__fail(mine, "%s", own);
+    for (int r = 0; r < n; r++)
+        if (all[r].status != DCP_OK)
+            return dcp__fail((dcp_status)all[r].status, "%s: rank %d: %.*s", call, r, WHY_BYTES - 1,
+                             all[r].why);
+    for (int r = 1; r < n; r++)
+        for (int i = 0; i < N_AGREED; i++)
+            if (all[r].field[i] != all[0].field[i])
+                return dcp__fail(DCP_ERR_MISMATCH, "%s: %s is %lld on rank 0 and %lld on rank %d",
+                                 call, agreed_names[i], (long long)all[0].field[i],
+                                 (long long)all[r].field[i], r);
+    return DCP_OK;
+}
+
+/* --- create
+ * ------------------------------------------------------------------------------------ */
+
+/* Collective: ranks that share this host, by its name. */
+static dcp_status ranks_of_host(dcp_group *g, int *n_out)
+{
+    enum { NAME_BYTES = 64 };
+    const int n = dcp_group_size(g);
+    char mine[NAME_BYTES] = "";
+    gethostname(mine, sizeof(mine) - 1);
+    void *all = NULL;
+    DCP_TRY(dcp__alloc_array((size_t)n, NAME_BYTES, "host names", &all));
+    const dcp_status st = dcp_group_allgather(g, mine, NAME_BYTES, all);
+    *n_out = 0;
+    for (int r = 0; r < n; r++)
+        *n_out += memcmp((const char *)all + r * NAME_BYTES, mine, NAME_BYTES) == 0 ? 1 : 0;
+    dcp__free(all);
+    return st;
+}
+
+static dcp_status check_opts(const struct session_opts *o)
+{
+    if (o->n_threads < 0 || o->n_threads > 4096)
+        return dcp__fail(DCP_ERR_ARG, "threads per rank: %d, allowed are 0 (automatic) to 4096",
+                         o->n_threads);
+    if (o->context < 0 || o->context > INT64_C(1) << 40)
+        return dcp__fail(DCP_ERR_ARG, "context: %lld tokens, allowed are 0 (the model's) to 2^40",
+                         (long long)o->context);
+    if (o->chunk < 0 || o->chunk > 1 << 20)
+        return dcp__fail(DCP_ERR_ARG, "chunk: %lld tokens, allowed are 0 (%d) to 2^20",
+                         (long long)o->chunk, DEFAULT_CHUNK);
+    if (o->interleave < 0 || o->interleave > 1 << 20)
+        return dcp__fail(DCP_ERR_ARG, "interleave: %lld tokens, allowed are 0 (1) to 2^20",
+                         (long long)o->interleave);
+    return DCP_OK;
+}
+
+static dcp_status create_cache(struct session *s, int n_ranks, int rank)
+{
+    const struct model_config *c = &s->model->cfg;
+    dcp_cache_desc desc = DCP_CACHE_DESC_INIT;
+    desc.n_ranks = n_ranks;
+    desc.rank = rank;
+    desc.interleave = s->opts.interleave;
+    desc.n_layers = c->n_layers;
+    desc.n_kv_heads = c->n_kv_heads;
+    desc.key_dim = c->key_dim;
+    desc.value_dim = c->value_dim;
+    desc.dtype = s->opts.kv_dtype;
+    desc.max_tokens = s->opts.context;
+    return dcp_cache_create(&desc, &s->f.cache);
+}
+
+/* Everything that does not need the peers. */
+static dcp_status create_local(struct session *s, const struct gguf *file, int n_threads)
+{
+    const int n_ranks = dcp_group_size(s->group), rank = dcp_group_rank(s->group);
+    struct session_opts *o = &s->opts;
+    DCP_TRY(check_opts(o));
+    DCP_TRY(model_load(file, n_ranks, rank, &s->model));
+    const struct model_config *c = &s->model->cfg;
+    if (o->n_threads == 0) o->n_threads = n_threads;
+    if (o->context == 0) o->context = c->context;
+    if (o->chunk == 0) o->chunk = DEFAULT_CHUNK;
+    if (o->chunk > o->context) o->chunk = o->context;
+    if (o->interleave == 0) o->interleave = 1;
+    if (o->kv_dtype == DCP_DTYPE_DEFAULT) o->kv_dtype = DCP_BF16;
+    DCP_TRY(dcp__isa_choose(o->isa, &o->isa));
+
+    struct forward *f = &s->f;
+    f->model = s->model;
+    f->interleave = o->interleave;
+    f->max_tokens = o->chunk;
+    DCP_TRY(dcp__pool_create(o->n_threads, &f->pool));
+    const int64_t o_width = c->n_heads * c->value_dim;
+    int64_t max_k = c->d_model > c->d_ffn ? c->d_model : c->d_ffn;
+    if (o_width > max_k) max_k = o_width;
+    DCP_TRY(linear_create(f->pool, o->compute, o->isa, o->chunk, max_k, &f->linear));
+    DCP_TRY(create_cache(s, n_ranks, rank));
+    return forward_init_own(f);
+}
+
+static dcp_status create_attend(struct session *s)
+{
+    const struct model_config *c = &s->model->cfg;
+    dcp_attend_desc desc = DCP_ATTEND_DESC_INIT;
+    desc.max_tokens = s->opts.chunk;
+    desc.n_heads = c->n_heads;
+    desc.n_kv_heads = c->n_kv_heads;
+    desc.key_dim = c->key_dim;
+    desc.value_dim = c->value_dim;
+    desc.scale = c->attn_scale;
+    desc.softcap = c->attn_softcap;
+    desc.causal = 1;
+    desc.interleave = s->opts.interleave;
+    desc.n_threads = s->opts.n_threads;
+    desc.algo = s->opts.algo;
+    desc.workspace_limit_bytes = s->opts.attend_workspace_bytes;
+    desc.pool = s->f.pool;
+    DCP_TRY(dcp_attend_create(s->group, &desc, &s->f.attend));
+    dcp_attend_info info;
+    memset(&info, 0, sizeof(info));
+    dcp_attend_get_info(s->f.attend, &info);
+    s->attend_bytes = info.workspace_bytes;
+    return DCP_OK;
+}
+
+static dcp_status create(struct session *s, const struct gguf *file)
+{
+    int n_host = 1;
+    DCP_TRY(ranks_of_host(s->group, &n_host));
+    const int usable = dcp__cpu_usable() / n_host;
+    dcp__fault_pass("start", dcp_group_rank(s->group), dcp_group_deadline(s->group) * 1.5 + 0.25);
+    const dcp_status st = create_local(s, file, usable > 1 ? usable : 1);
+    struct record mine;
+    memset(&mine, 0, sizeof(mine));
+    if (st == DCP_OK) {
+        const struct model_config *c = &s->model->cfg;
+        const int64_t fields[] = {0,
+                                  0,
+                                  0,
+                                  0,
+                                  s->opts.context,
+                                  s->opts.chunk,
+                                  s->opts.interleave,
+                                  s->opts.kv_dtype,
+                                  s->opts.algo,
+                                  linear_compute(s->f.linear),
+                                  c->n_layers,
+                                  c->d_model,
+                                  c->vocab};
+        memcpy(mine.field, fields, sizeof(fields));
+    }
+    DCP_TRY(agree(s, "session", st, &mine));
+    DCP_TRY(create_attend(s));
+    return forward_init_group(&s->f);
+}
+
+dcp_status session_create(dcp_group *g, const struct gguf *file, const struct session_opts *opts,
+                          struct session **out)
+{
+    if (g == NULL || file == NULL || opts == NULL || out == NULL)
+        return dcp__fail(DCP_ERR_ARG, "session_create: group, file, options or out is NULL");
+    void *p = NULL;
+    DCP_TRY(dcp__alloc(sizeof(struct session), "session", &p));
+    struct session *s = p;
+    s->group = g;
+    s->f.group = g;
+    s->opts = *opts;
+    dcp_status st =
+        dcp__alloc_array((size_t)dcp_group_size(g), sizeof(struct record), "agreement records", &p);
+    if (st == DCP_OK) {
+        s->records = p;
+        st = create(s, file);
+    } else {
+        dcp_group_abort(g, "out of memory for the agreement records");
+    }
+    if (st != DCP_OK) {
+        session_destroy(s);
+        return st;
+    }
+    *out = s;
+    return DCP_OK;
+}
+
+void session_destroy(struct session *s)
+{
+    if (s == NULL) return;
+    forward_fini(&s->f);
+    dcp_attend_destroy(s->f.attend);
+    dcp_cache_destroy(s->f.cache);
+    linear_destroy(s->f.linear);
+    dcp__pool_destroy(s->f.pool);
+    model_free(s->model);
+    dcp__free(s->records);
+    dcp__free(s);
+}
+
+/* --- steps
+ * ------------------------------------------------------------------------------------- */
+
+/* Local checks of a step, before any work. */
+static dcp_status check_step(const struct session *s, const int32_t *ids, int64_t n_ids)
+{
+    const int64_t length = session_length(s), vocab = s->model->cfg.vocab;
+    if (n_ids < 1 || ids == NULL)
+        return dcp__fail(DCP_ERR_ARG, "a step of %lld tokens; at least 1 is needed",
+                         (long long)n_ids);
+    if (n_ids > s->opts.context - length)
+        return dcp__fail(DCP_ERR_ARG,
+                         "%lld tokens after %lld in the cache do not fit the context of %lld",
+                         (long long)n_ids, (long long)length, (long long)s->opts.context);
+    for (int64_t i = 0; i < n_ids; i++)
+        if (ids[i] < 0 || ids[i] >= vocab)
+            return dcp__fail(DCP_ERR_ARG, "token %lld has id %d; the vocabulary has %lld",
+                             (long long)i, ids[i], (long long)vocab);
+    return DCP_OK;
+}
+
+static int64_t hash_ids(const int32_t *ids, int64_t n)
+{
+    uint64_t h = UINT64_C(14695981039346656037); /* FNV-1a over words */
+    for (int64_t i = 0; i < n; i++) h = (h ^ (uint32_t)ids[i]) * UINT64_C(1099511628211);
+    return (int64_t)(h >> 1);
+}
+
+/* Rows of logits at a time when all are wanted. */
+static int64_t logit_tile(const struct session *s)
+{
+    const int64_t rows = LOGITS_TILE_BYTES / (s->model->cfg.vocab * (int64_t)sizeof(float));
+    if (rows > s->opts.chunk) return s->opts.chunk;
+    return rows > 1 ? rows : 1;
+}
+
+/* Logits of every row of the chunk of n tokens to on_logits, first being the index of its first. */
+static dcp_status all_logits(struct session *s, int64_t first, int64_t n,
+                             session_logits_fn *on_logits, void *ctx)
+{
+    struct forward *f = &s->f;
+    for (int64_t at = 0; at < n; at += f->logit_rows) {
+        const int64_t rows = n - at < f->logit_rows ? n - at : f->logit_rows;
+        DCP_TRY(forward_logits(f, at, rows));
+        for (int64_t i = 0; i < rows; i++)
+            DCP_TRY(on_logits(ctx, first + at + i, f->logits + i * s->model->cfg.vocab));
+    }
+    return DCP_OK;
+}
+
+static dcp_status run_chunks(struct session *s, const int32_t *ids, int64_t n_ids,
+                             session_logits_fn *on_logits, void *logits_ctx,
+                             session_progress_fn *progress, void *progress_ctx,
+                             const float **logits_out)
+{
+    struct forward *f = &s->f;
+    const int rank = s->model->rank;
+    const double delay_s = dcp_group_deadline(s->group) * 1.5 + 0.25;
+    const float *logits = NULL;
+    for (int64_t at = 0; at < n_ids;) {
+        const int64_t n = n_ids - at < s->opts.chunk ? n_ids - at : s->opts.chunk;
+        dcp__fault_pass(n_ids == 1 ? "token" : "prompt", rank, delay_s);
+        const int64_t pos0 = session_length(s);
+        DCP_TRY(dcp_cache_extend(f->cache, 0, n));
+        DCP_TRY(forward_chunk(f, ids + at, n, pos0, on_logits != NULL));
+        if (on_logits != NULL) {
+            DCP_TRY(all_logits(s, at, n, on_logits, logits_ctx));
+            logits = f->logits + (n - 1) % f->logit_rows * s->model->cfg.vocab;
+        } else if (at + n == n_ids) {
+            DCP_TRY(forward_logits(f, n - 1, 1));
+            logits = f->logits;
+        }
+        at += n;
+        if (progress != NULL) progress(progress_ctx, at, n_ids);
+    }
+    if (logits_out != NULL) *logits_out = logits;
+    return DCP_OK;
+}
+
+dcp_status session_step(struct session *s, const int32_t *ids, int64_t n_ids,
+                        session_logits_fn *on_logits, void *logits_ctx,
+                        session_progress_fn *progress, void *progress_ctx, const float **logits_out)
+{
+    const double t0 = dcp__now_s();
+    struct record mine;
+    memset(&mine, 0, sizeof(mine));
+    const dcp_status ok = check_step(s, ids, n_ids);
+    if (ok == DCP_OK) {
+        const int64_t fields[] = {n_ids, session_length(s), hash_ids(ids, n_ids),
+                                  on_logits != NULL};
+        memcpy(mine.field, fields, sizeof(fields));
+    }
+    DCP_TRY(agree(s, "step", ok, &mine));
+    if (on_logits != NULL) DCP_TRY(forward_reserve_logits(&s->f, logit_tile(s)));
+    const dcp_status st =
+        run_chunks(s, ids, n_ids, on_logits, logits_ctx, progress, progress_ctx, logits_out);
+    s->total_s += dcp__now_s() - t0;
+    if (st == DCP_OK || st == DCP_ERR_PEER || st == DCP_ERR_TIMEOUT || st == DCP_ERR_POISONED)
+        return st;
+    char why[WHY_BYTES * 2];
+    snprintf(why, sizeof(why), "%s", dcp_last_error());
+    dcp_group_abort(s->group, why);
+    return dcp__fail(st, "%s", why);
+}
+
+dcp_status session_truncate(struct session *s, int64_t length)
+{
+    return dcp_cache_truncate(s->f.cache, 0, length);
+}
+
+/* --- what there is
+ * ----------------------------------------------------------------------------- */
+
+int32_t session_vocab(const struct session *s)
+{
+    return (int32_t)s->model->cfg.vocab;
+}
+
+int64_t session_context(const struct session *s)
+{
+    return s->opts.context;
+}
+
+int64_t session_length(const struct session *s)
+{
+    return dcp_cache_length(s->f.cache, 0);
+}
+
+const char *session_replicated_names(const struct session *s)
+{
+    return s->model->replicated_names;
+}
+
+void session_reset_times(struct session *s)
+{
+    memset(&s->f.times, 0, sizeof(s->f.times));
+    s->total_s = 0;
+}
+
+dcp_status session_report(struct session *s, struct session_rank_report *reports)
+{
+    const struct forward_times *t = &s->f.times;
+    struct rusage usage;
+    memset(&usage, 0, sizeof(usage));
+    getrusage(RUSAGE_SELF, &usage);
+    struct session_rank_report mine;
+    memset(&mine, 0, sizeof(mine));
+    mine.kv_tokens =
+        dcp_local_length(session_length(s), s->model->n_ranks, s->model->rank, s->opts.interleave);
+    mine.kv_bytes = dcp_cache_bytes(s->f.cache, -1);
+    mine.weight_share_bytes = s->model->share_bytes;
+    mine.weight_replicated_bytes = s->model->replicated_bytes;
+    mine.weight_bytes = s->model->share_bytes + s->model->replicated_bytes;
+    mine.workspace_bytes = s->attend_bytes;
+    mine.activation_bytes = s->f.activation_bytes;
+    mine.peak_rss_bytes = (uint64_t)usage.ru_maxrss * 1024;
+    mine.peak_counted_bytes = dcp__alloc_peak();
+    mine.attend_s = t->attend_s;
+    mine.merge_s = t->merge_s;
+    mine.gather_s = t->gather_s;
+    mine.dense_s = t->dense_s;
+    mine.total_s = s->total_s;
+    const double known = t->attend_s + t->merge_s + t->gather_s + t->dense_s;
+    mine.other_s = s->total_s > known ? s->total_s - known : 0;
+    mine.merge_wire_bytes = t->merge_wire_bytes;
+    mine.other_wire_bytes = t->other_wire_bytes;
+    return dcp_group_allgather(s->group, &mine, sizeof(mine), reports);
+}
