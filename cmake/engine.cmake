@@ -45,6 +45,15 @@ if(CLI_SRC)
   add_executable(dcp-attn ${CLI_SRC})
   target_include_directories(dcp-attn PRIVATE ${CMAKE_SOURCE_DIR})
   target_link_libraries(dcp-attn PRIVATE engine_model dcp_attend PkgConfig::JANSSON ${CMAKE_DL_LIBS})
+  # hwloc is for `info` alone; without it the topology is not told.
+  pkg_check_modules(HWLOC IMPORTED_TARGET hwloc)
+  if(HWLOC_FOUND)
+    target_link_libraries(dcp-attn PRIVATE PkgConfig::HWLOC)
+  endif()
+  string(TOUPPER "${CMAKE_BUILD_TYPE}" build_type)
+  string(STRIP "${CMAKE_C_FLAGS} ${CMAKE_C_FLAGS_${build_type}} -ffp-contract=off" build_flags)
+  target_compile_definitions(dcp-attn PRIVATE DCP_HAVE_HWLOC=$<BOOL:${HWLOC_FOUND}>
+    DCP_BUILD_TYPE="${CMAKE_BUILD_TYPE}" DCP_BUILD_FLAGS="${build_flags}")
   # The MPI module finds the library's symbols in the command.
   set_target_properties(dcp-attn PROPERTIES ENABLE_EXPORTS ON)
 endif()

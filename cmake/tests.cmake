@@ -44,3 +44,17 @@ if(DCP_ENGINE)
   dcp_tests(linear 300 engine_linear dcp_kernels dcp_num dcp_base)
   dcp_tests(engine 300 engine_model engine_linear engine_text engine_files dcp_attend)
 endif()
+
+# The command as a user meets it, and ranks that die. Debian's python3 has what these need.
+find_program(DCP_PYTHON NAMES python3 PATHS /usr/bin NO_DEFAULT_PATH)
+if(NOT DCP_PYTHON)
+  find_program(DCP_PYTHON NAMES python3)
+endif()
+if(TARGET dcp-attn AND DCP_PYTHON)
+  foreach(area cli fault)
+    add_test(NAME ${area}/test_${area}
+      COMMAND ${DCP_PYTHON} ${CMAKE_SOURCE_DIR}/tests/${area}/test_${area}.py $<TARGET_FILE:dcp-attn> -v)
+  endforeach()
+  set_tests_properties(cli/test_cli PROPERTIES TIMEOUT 180)
+  set_tests_properties(fault/test_fault PROPERTIES TIMEOUT 600 RUN_SERIAL ON)
+endif()

@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dcp-attn merge: every rank reads the partial that one file holds; the library merges. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc_priv.h"
+#include "base/status_priv.h"
+#include "cli/common.h"
+#include "cli/json_out.h"
+#include "cli/result_file.h"
+#include "engine/safetensors_read.h"
+
+#define CUT_CHOICES "heads|tokens|none"
+
+struct merge_values {
+    struct rank_opts rank;
+    int lse_base; /* -1 = not given */
+    int cut, algo, nonfinite, out_dtype, wire_dtype;
+    uint64_t memory;
+    const char *sink, *output;
+    bool json;
+    char **files; /* one per rank */
+    int n_files;
+};
+
+#define AT(field) offsetof(struct merge_values, field)
+static const struct option_def merge_options[] = {
+    {"lse-base", 0, OPT_ENUM, AT(lse_base), NULL, 0, 0, "e|2", "base of the LSEs (required)"},
+    {"output", 'o', OPT_STRING, AT(output), "FILE", 0, 0, NULL, "where the result goes (required)"},
+    {"cut", 0, OPT_ENUM, AT(cut), NULL, 0, 0, CUT_CHOICES,
+     "how the ranks share the merging (default heads)"},
+    {"algo", 0, OPT_ENUM, AT(algo), NULL, 0, 0, ALGO_CHOICES, "merge algorithm (default auto)"},
+    {"nonfinite", 0, OPT_ENUM, AT(nonfinite), NULL, 0, 0, "zero|propagate|error",
+     "NaN and infinities in non-empty rows (default zero)"},
+    {"sink", 0, OPT_STRING, AT(sink), "FILE", 0, 0, NULL, "safetensors file with sink [H]"},
+    {"out-dtype", 0, OPT_ENUM, AT(out_dtype), NULL, 0, 0, DTYPE_CHOICES,
+     "type of the merged out (default auto: the input's)"},
+    {"wire-dtype", 0, OPT_ENUM, AT(wire_dtype), NULL, 0, 0, DTYPE_CHOICES,
+     "type of payloads between ranks (default auto: the input's)"},
+    {"memory", 0, OPT_SIZE, AT(memory), "BYTES", 65536, 1e15, NULL,
+     "workspace limit of each rank (default 8M)"},
+    COMM_OPTIONS(struct merge_values, rank),
+    {"json", 0, OPT_FLAG, AT(json), NULL, 0, 0, NULL, "one JSON object on stdout"},
+};
+#undef AT
+
+static const struct command_def merge_command = {
+    "merge",
+    "FILE...",
+    1,
+    4096,
+    "Merge partial attention results, one safetensors file per rank: out [T,H,D], lse [T,H],\n"
+    "optional kv_len [T]. The file written holds the whole out [T,H,D] and lse [T,H] (F32).",
+    merge_options,
+    sizeof(merge_options) / sizeof(merge_options[0]),
+    NULL};
+
+/* What one rank brings. */
+struct merge_rank {
+    struct st_file *file;
+    const struct st_tensor *out, *lse, *kv_len;
+    float *sink;
+    int64_t *n_visible; /* kv_len as int64 */
+    void *partial, *partial_lse;
+    void *merged;
+    float *merged_lse;
+    dcp_merge *merge;
+};
+
+/* What must be the same in all files. */
+struct merge_card {
+    int32_t out_dtype, lse_dtype, has_kv_len;
+    int32_t pad;
+    int64_t dims[3];
+    char path[192];
+};
+
+/* Open the rank's own file and check it on its own. */
+static dcp_status open_input(const char *path, struct merge_rank *m)
+{
+    DCP_TRY(st_open(path, &m->file));
+    DCP_TRY(st_need(m->file, path, "out", 3, &m->out));
+    DCP_TRY(st_need(m->file, path, "lse", 2, &m->lse));
+    if (st_find(m->file, "kv_len") != NULL)
+        DCP_TRY(st_need(m->file, path, "kv_len", 1, &m->kv_len));
+    const int64_t *d = m->out->dims;
+    const struct st_tensor *const both[2] = {m->out, m->lse};
+    for (int i = 0; i < 2; i++) {
+        if (st_to_dcp(both[i]->dtype) == DCP_DTYPE_DEFAULT)
+            return dcp__fail(DCP_ERR_FORMAT, "%s: tensor '%s' is %s; F32, F16 or BF16 is needed",
+                             path, both[i]->name, st_dtype_name(both[i]->dtype));
+    }
+    if (m->lse->dims[0] != d[0] || m->lse->dims[1] != d[1])
+        return dcp__fail(DCP_ERR_FORMAT, "%s: lse is [%lld,%lld] but out is [%lld,%lld,%lld]", path,
+                         (long long)m->lse->dims[0], (long long)m->lse->dims[1], (long long)d[0],
+                         (long long)d[1], (long long)d[2]);
+    if (m->kv_len != NULL && m->kv_len->dims[0] != d[0])
+        return dcp__fail(DCP_ERR_FORMAT, "%s: kv_len is [%lld] but out has %lld tokens", path,
+                         (long long)m->kv_len->dims[0], (long long)d[0]);
+    return DCP_OK;
+}
+
+static void card_text(const struct merge_card *c, char *buf, size_t n_bytes)
+{
+    snprintf(buf, n_bytes, "%s: out %s [%lld,%lld,%lld], lse %s, %s kv_len", c->path,
+             st_dtype_name((enum st_dtype)c->out_dtype), (long long)c->dims[0],
+             (long long)c->dims[1], (long long)c->dims[2],
+             st_dtype_name((enum st_dtype)c->lse_dtype), c->has_kv_len ? "with" : "without");
+}
+
+/* Collective: all files hold the same shapes and types, or the first two that differ are named. */
+static dcp_status agree_inputs(dcp_group *g, const char *path, const struct merge_rank *m)
+{
+    const int n = dcp_group_size(g);
+    struct merge_card mine = {.out_dtype = (int32_t)m->out->dtype,
+                              .lse_dtype = (int32_t)m->lse->dtype,
+                              .has_kv_len = m->kv_len != NULL,
+                              .dims = {m->out->dims[0], m->out->dims[1], m->out->dims[2]}};
+    struct merge_card *all = NULL;
+    snprintf(mine.path, sizeof(mine.path), "%s", path);
+    DCP_TRY(dcp__alloc_array((size_t)n, sizeof(*all), "shapes of ranks", (void **)&all));
+    dcp_status st = dcp_group_allgather(g, &mine, sizeof(mine), all);
+    for (int r = 1; r < n && st == DCP_OK; r++) {
+        if (memcmp(&all[r], &all[0], offsetof(struct merge_card, path)) == 0) continue;
+        char a[256], b[256];
+        card_text(&all[0], a, sizeof(a));
+        card_text(&all[r], b, sizeof(b));
+        st = dcp__fail(DCP_ERR_MISMATCH, "files do not belong together: %s; %s", a, b);
+    }
+    dcp__free(all);
+    return st;
+}
+
+static dcp_status read_sink(const char *path, int64_t n_heads, float **sink_out)
+{
+    struct st_file *f = NULL;
+    const struct st_tensor *t = NULL;
+    DCP_TRY(st_open(path, &f));
+    dcp_status st = st_need(f, path, "sink", 1, &t);
+    if (st == DCP_OK && t->dims[0] != n_heads)
+        st = dcp__fail(DCP_ERR_FORMAT, "%s: sink is [%lld] but out has %lld heads", path,
+                       (long long)t->dims[0], (long long)n_heads);
+    if (st == DCP_OK)
+        st = dcp__alloc_array((size_t)n_heads, sizeof(float), "sink", (void **)sink_out);
+    if (st == DCP_OK) st = st_read_f32(f, t, 0, n_heads, *sink_out);
+    st_close(f);
+    return st;
+}
+
+/* This rank's rows and heads of the merged result. */
+static dcp_status take_result(dcp_group *g, const struct merge_values *v, struct merge_rank *m,
+                              dcp_dtype merged_type)
+{
+    const int n = dcp_group_size(g), r = dcp_group_rank(g);
+    int64_t rows = m->out->dims[0], heads = m->out->dims[1];
+    if (v->cut == DCP_CUT_HEADS) {
+        const dcp_range own = dcp_cut_range(heads, n, r);
+        heads = own.end - own.begin;
+    } else if (v->cut == DCP_CUT_TOKENS) {
+        const dcp_range own = dcp_cut_range(rows, n, r);
+        rows = own.end - own.begin;
+    }
+    const size_t n_rows = (size_t)rows * (size_t)heads;
+    DCP_TRY(dcp__alloc_array(n_rows, (size_t)m->out->dims[2] * dcp_dtype_bytes(merged_type),
+                             "merged result", &m->merged));
+    return dcp__alloc_array(n_rows, sizeof(float), "merged lse", (void **)&m->merged_lse);
+}
+
+/* Local: read what this rank merges; the partial lies in memory that the peers see. */
+static dcp_status read_input(dcp_group *g, const struct merge_values *v, struct merge_rank *m,
+                             dcp_dtype merged_type)
+{
+    const int64_t n_tokens = m->out->dims[0];
+    DCP_TRY(st_read(m->file, m->out, 0, m->out->n_bytes, m->partial));
+    DCP_TRY(st_read(m->file, m->lse, 0, m->lse->n_bytes, m->partial_lse));
+    if (m->kv_len != NULL) {
+        DCP_TRY(
+            dcp__alloc_array((size_t)n_tokens, sizeof(int64_t), "kv_len", (void **)&m->n_visible));
+        DCP_TRY(st_read_i64(m->file, m->kv_len, 0, n_tokens, m->n_visible));
+    }
+    if (v->sink != NULL) DCP_TRY(read_sink(v->sink, m->out->dims[1], &m->sink));
+    return take_result(g, v, m, merged_type);
+}
+
+static void print_report(dcp_group *g, const struct merge_values *v, const dcp_merge_info *info,
+                         const dcp_merge_stats *stats, int64_t workspace_bytes, int64_t wire_bytes)
+{
+    char cut[16];
+    options_choice(CUT_CHOICES, v->cut, cut, sizeof(cut));
+    if (!v->json) {
+        fprintf(stderr,
+                "merged %d partials (%s, %s, cut by %s) into %s\n"
+                "%lld non-finite values, %lld bad and %lld empty LSEs, workspace %lld bytes a "
+                "rank, %lld bytes moved\n",
+                dcp_group_size(g), info->algo_name, dcp_group_kind(g), cut, v->output,
+                (long long)stats->nonfinite_values, (long long)stats->lse_bad,
+                (long long)stats->lse_empty, (long long)workspace_bytes, (long long)wire_bytes);
+        return;
+    }
+    struct json_out j;
+    jout_begin(&j, stdout);
+    jout_int(&j, "ranks", dcp_group_size(g));
+    jout_str(&j, "algo", info->algo_name);
+    jout_str(&j, "comm", dcp_group_kind(g));
+    jout_str(&j, "cut", cut);
+    jout_int(&j, "nonfinite_values", stats->nonfinite_values);
+    jout_int(&j, "lse_bad", stats->lse_bad);
+    jout_int(&j, "lse_empty", stats->lse_empty);
+    jout_int(&j, "workspace_bytes", workspace_bytes);
+    jout_int(&j, "wire_bytes", wire_bytes);
+    jout_end(&j);
+}
+
+/* Collective: merge what the ranks have read. */
+static dcp_status run_merge(dcp_group *g, const struct merge_values *v, struct merge_rank *m,
+                            dcp_dtype merged_type, dcp_merge_stats *stats)
+{
+    dcp_merge_desc desc = DCP_MERGE_DESC_INIT;
+    desc.max_tokens = m->out->dims[0];
+    desc.n_heads = m->out->dims[1];
+    desc.dim = m->out->dims[2];
+    desc.lse_base = (dcp_lse_base)(v->lse_base + 1);
+    desc.cut = (dcp_cut)v->cut;
+    desc.out_type = st_to_dcp(m->out->dtype);
+    desc.lse_type = st_to_dcp(m->lse->dtype);
+    desc.merged_type = merged_type;
+    desc.wire_type = (dcp_dtype)v->wire_dtype;
+    desc.nonfinite = (dcp_nonfinite)v->nonfinite;
+    desc.algo = (dcp_merge_algo)v->algo;
+    desc.has_sink = m->sink != NULL;
+    desc.has_kv_len = m->n_visible != NULL;
+    desc.workspace_limit_bytes = (size_t)v->memory;
+    DCP_TRY(dcp_merge_create(g, &desc, &m->merge));
+    dcp_merge_args args = DCP_MERGE_ARGS_INIT;
+    args.n_tokens = desc.max_tokens;
+    args.out = m->partial;
+    args.lse = m->partial_lse;
+    args.kv_len = m->n_visible;
+    args.sink = m->sink;
+    args.merged = m->merged;
+    args.merged_lse = m->merged_lse;
+    return dcp_merge_run(m->merge, &args, stats);
+}
+
+static int merge_body(dcp_group *g, const struct merge_values *v, struct merge_rank *m)
+{
+    const char *path = v->files[dcp_group_rank(g)];
+    if (!all_ranks_ok(g, open_input(path, m))) return EXIT_FAILED;
+    dcp_status st = agree_inputs(g, path, m);
+    if (st != DCP_OK) return rank_failed(g, st);
+    const dcp_dtype merged_type =
+        v->out_dtype != 0 ? (dcp_dtype)v->out_dtype : st_to_dcp(m->out->dtype);
+
+    st = dcp_group_alloc(g, m->out->n_bytes, &m->partial);
+    if (st == DCP_OK) st = dcp_group_alloc(g, m->lse->n_bytes, &m->partial_lse);
+    if (st != DCP_OK) return rank_failed(g, st);
+    if (!all_ranks_ok(g, read_input(g, v, m, merged_type))) return EXIT_FAILED;
+
+    dcp_merge_stats stats = {0};
+    dcp_merge_info info = {0};
+    int64_t workspace_bytes, wire_bytes, unused;
+    st = run_merge(g, v, m, merged_type, &stats);
+    if (st == DCP_OK) {
+        dcp_merge_get_info(m->merge, &info);
+        st = sum_and_max(g, (int64_t)info.workspace_bytes, &unused, &workspace_bytes);
+    }
+    if (st == DCP_OK) st = sum_and_max(g, stats.wire_bytes, &wire_bytes, &unused);
+    if (st != DCP_OK) return rank_failed(g, st);
+
+    const struct result res = {.cut = (dcp_cut)v->cut,
+                               .n_tokens = m->out->dims[0],
+                               .n_heads = m->out->dims[1],
+                               .dim = m->out->dims[2],
+                               .dtype = merged_type,
+                               .out = m->merged,
+                               .lse = m->merged_lse};
+    const int rc = result_write(g, v->output, &res);
+    if (rc == EXIT_DONE && dcp_group_rank(g) == 0) {
+        print_report(g, v, &info, &stats, workspace_bytes, wire_bytes);
+        return finish_stdout(EXIT_DONE);
+    }
+    return rc;
+}
+
+static int merge_rank_main(dcp_group *g, void *ctx)
+{
+    const struct merge_values *v = ctx;
+    struct merge_rank m = {0};
+    const int rc = merge_body(g, v, &m);
+    dcp_merge_destroy(m.merge);
+    dcp_group_free(g, m.partial_lse);
+    dcp_group_free(g, m.partial);
+    dcp__free(m.merged_lse);
+    dcp__free(m.merged);
+    dcp__free(m.sink);
+    dcp__free(m.n_visible);
+    st_close(m.file);
+    return rc;
+}
+
+int cmd_merge(int argc, char **argv)
+{
+    struct merge_values v = {.lse_base = -1};
+    int rc;
+    if (!command_parse(&merge_command, argc, argv, &v, &v.n_files, &rc)) return rc;
+    if (v.lse_base < 0)
+        return usage_error(&merge_command, "--lse-base e or --lse-base 2 must be given: a wrong "
+                                           "base gives wrong results and no error");
+    if (v.output == NULL) return usage_error(&merge_command, "-o FILE must be given");
+    v.files = argv;
+    return run_on_ranks(&v.rank, v.n_files, merge_rank_main, &v);
+}

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/common.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc_priv.h"
+#include "base/status_priv.h"
+#include "cli/launch.h"
+
+bool command_parse(const struct command_def *cmd, int argc, char **argv, void *values,
+                   int *n_operands_out, int *exit_code_out)
+{
+    char error[512];
+    switch (options_parse(cmd, argc, argv, values, argv, n_operands_out, error, sizeof(error))) {
+    case OPTIONS_RUN:
+        return true;
+    case OPTIONS_HELP:
+        options_help(cmd, stdout);
+        *exit_code_out = finish_stdout(EXIT_DONE);
+        return false;
+    default:
+        *exit_code_out = usage_error(cmd, "%s", error);
+        return false;
+    }
+}
+
+int usage_error(const struct command_def *cmd, const char *fmt, ...)
+{
+    char text[768];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    fprintf(stderr, "dcp-attn %s: %s\n", cmd->name, text);
+    return EXIT_USAGE;
+}
+
+int failed(void)
+{
+    fprintf(stderr, "dcp-attn: %s\n", dcp_last_error());
+    return EXIT_FAILED;
+}
+
+int run_on_ranks(const struct rank_opts *opts, int64_t n_ranks, int (*fn)(dcp_group *, void *),
+                 void *ctx)
+{
+    char comm[16], isa[16];
+    /* Every rank and every layer below reads the level from the environment. */
+    if (opts->isa != 0) setenv("DCP_ATTN_ISA", options_choice(ISA_CHOICES, opts->isa, isa, 16), 1);
+    struct launch_opts launch = {0};
+    launch.n_ranks = (int)n_ranks;
+    launch.comm = opts->comm == 0 ? NULL : options_choice(COMM_CHOICES, opts->comm, comm, 16);
+    launch.deadline_s = opts->deadline_s;
+    return launch_run(&launch, fn, ctx);
+}
+
+/* The outcome of a rank as it travels. */
+struct outcome {
+    int32_t status;
+    char text[252];
+};
+
+bool all_ranks_ok(dcp_group *g, dcp_status local)
+{
+    const int n = dcp_group_size(g);
+    struct outcome mine = {(int32_t)local, ""};
+    struct outcome *all = NULL;
+    if (local != DCP_OK) {
+        snprintf(mine.text, sizeof(mine.text), "%s", dcp_last_error());
+        launch_tell(g, local, dcp_last_error());
+    }
+    dcp_status st = dcp__alloc_array((size_t)n, sizeof(*all), "outcomes of ranks", (void **)&all);
+    if (st == DCP_OK) st = dcp_group_allgather(g, &mine, sizeof(mine), all);
+    bool ok = local == DCP_OK;
+    if (st != DCP_OK) {
+        if (ok) rank_failed(g, st);
+        ok = false;
+    }
+    for (int r = 0; ok && r < n; r++) ok = all[r].status == DCP_OK;
+    dcp__free(all);
+    return ok;
+}
+
+int rank_failed(dcp_group *g, dcp_status st)
+{
+    char text[1000];
+    snprintf(text, sizeof(text), "%s", dcp_last_error());
+    launch_tell(g, st, text);
+    /* Where every rank has the same answer there is nobody left to tell. */
+    if (st != DCP_ERR_MISMATCH && st != DCP_ERR_NONFINITE && st != DCP_ERR_NOT_SUPPORTED)
+        dcp_group_abort(g, text);
+    return EXIT_FAILED;
+}
+
+dcp_status sum_and_max(dcp_group *g, int64_t value, int64_t *sum_out, int64_t *max_out)
+{
+    const int n = dcp_group_size(g);
+    int64_t *all = NULL;
+    DCP_TRY(dcp__alloc_array((size_t)n, sizeof(*all), "values of ranks", (void **)&all));
+    const dcp_status st = dcp_group_allgather(g, &value, sizeof(value), all);
+    if (st == DCP_OK) {
+        *sum_out = 0;
+        *max_out = all[0];
+        for (int r = 0; r < n; r++) {
+            *sum_out += all[r];
+            if (all[r] > *max_out) *max_out = all[r];
+        }
+    }
+    dcp__free(all);
+    return st;
+}
+
+dcp_status read_file(const char *path, char **bytes_out, size_t *n_bytes_out)
+{
+    const bool is_stdin = strcmp(path, "-") == 0;
+    FILE *f = is_stdin ? stdin : fopen(path, "rb");
+    if (f == NULL) return dcp__fail(DCP_ERR_SYS, "%s: %s", path, strerror(errno));
+    dcp_status st = DCP_OK;
+    char *bytes = NULL;
+    size_t n = 0, room = 0;
+    for (;;) {
+        if (n + 1 >= room) {
+            const size_t more = room == 0 ? 65536 : room * 2;
+            char *grown = realloc(bytes, more);
+            if (grown == NULL) {
+                st = dcp__fail(DCP_ERR_NOMEM, "%s: no memory for %zu bytes", path, more);
+                break;
+            }
+            bytes = grown;
+            room = more;
+        }
+        const size_t got = fread(bytes + n, 1, room - 1 - n, f);
+        n += got;
+        if (got > 0) continue;
+        if (ferror(f)) st = dcp__fail(DCP_ERR_SYS, "%s: read: %s", path, strerror(errno));
+        break;
+    }
+    if (!is_stdin) fclose(f);
+    if (st != DCP_OK) {
+        free(bytes);
+        return st;
+    }
+    bytes[n] = '\0';
+    *bytes_out = bytes;
+    *n_bytes_out = n;
+    return DCP_OK;
+}
+
+int finish_stdout(int exit_code)
+{
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout)) return exit_code;
+    fprintf(stderr, "dcp-attn: standard output: %s\n",
+            errno != 0 ? strerror(errno) : "write failed");
+    return EXIT_FAILED;
+}

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dcp-attn: the first argument names a command, each of which is a file cmd_<name>.c. */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/common.h"
+
+static const struct {
+    const char *name, *summary;
+    int (*run)(int argc, char **argv);
+} commands[] = {
+    {"generate", "run a model, its KV cache sharded over ranks", cmd_generate},
+    {"perplexity", "-log p of every token of a text, and the perplexity", cmd_perplexity},
+    {"tokenize", "token ids and pieces of a text", cmd_tokenize},
+    {"merge", "merge dumped partial attention results, one file per rank", cmd_merge},
+    {"attend", "sharded attention over dumped q, k, v", cmd_attend},
+    {"info", "build, CPU, kernels chosen and why, topology, group backends", cmd_info},
+};
+
+static void print_usage(FILE *to)
+{
+    fprintf(to, "Usage: dcp-attn COMMAND [options]\n\n"
+                "Exact attention over a KV cache that is sharded by token over ranks.\n\n"
+                "Commands:\n");
+    for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
+        fprintf(to, "  %-12s  %s\n", commands[i].name, commands[i].summary);
+    fprintf(to, "\ndcp-attn COMMAND --help says more; dcp-attn --version prints the version.\n");
+}
+
+int main(int argc, char **argv)
+{
+    /* A reader that closes early is a write error where we write, not a silent death. */
+    signal(SIGPIPE, SIG_IGN);
+    if (argc < 2) {
+        print_usage(stderr);
+        return EXIT_USAGE;
+    }
+    const char *name = argv[1];
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
+        print_usage(stdout);
+        return finish_stdout(EXIT_DONE);
+    }
+    if (strcmp(name, "--version") == 0) {
+        printf("dcp-attn %s\n", dcp_version());
+        return finish_stdout(EXIT_DONE);
+    }
+    for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
+        if (strcmp(name, commands[i].name) == 0) return commands[i].run(argc - 2, argv + 2);
+    }
+    fprintf(stderr, "dcp-attn: '%s' is no command; see dcp-attn --help\n", name);
+    return EXIT_USAGE;
+}

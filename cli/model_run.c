@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/model_run.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/alloc_priv.h"
+#include "base/status_priv.h"
+
+dcp_status model_cache_dir(char *buf, size_t n_bytes)
+{
+    const char *own = getenv("DCP_ATTN_CACHE"), *xdg = getenv("XDG_CACHE_HOME");
+    const char *home = getenv("HOME");
+    int n = -1;
+    if (own != NULL && own[0] != '\0') {
+        n = snprintf(buf, n_bytes, "%s/models", own);
+    } else if (xdg != NULL && xdg[0] != '\0') {
+        n = snprintf(buf, n_bytes, "%s/dcp-attn/models", xdg);
+    } else if (home != NULL && home[0] != '\0') {
+        n = snprintf(buf, n_bytes, "%s/.cache/dcp-attn/models", home);
+    }
+    if (n < 0)
+        return dcp__fail(DCP_ERR_SYS, "no folder for models: set HOME, XDG_CACHE_HOME or "
+                                      "DCP_ATTN_CACHE");
+    if ((size_t)n >= n_bytes) return dcp__fail(DCP_ERR_ARG, "the cache folder's name is too long");
+    return DCP_OK;
+}
+
+/* A path if there is such a file or it looks like one, else a name in the cache. */
+static dcp_status resolve(const char *name, char *path, size_t n_bytes)
+{
+    char dir[3072];
+    if (access(name, F_OK) == 0 || strchr(name, '/') != NULL) {
+        if ((size_t)snprintf(path, n_bytes, "%s", name) >= n_bytes)
+            return dcp__fail(DCP_ERR_ARG, "--model: the path is longer than %zu bytes", n_bytes);
+        return DCP_OK;
+    }
+    DCP_TRY(model_cache_dir(dir, sizeof(dir)));
+    if ((size_t)snprintf(path, n_bytes, "%s/%s.gguf", dir, name) >= n_bytes)
+        return dcp__fail(DCP_ERR_ARG, "--model: the path is longer than %zu bytes", n_bytes);
+    if (access(path, R_OK) == 0) return DCP_OK;
+    return dcp__fail(DCP_ERR_SYS,
+                     "model '%s': there is no such file, and no %s; scripts/fetch-model.sh %s "
+                     "fetches it if it knows the name",
+                     name, path, name);
+}
+
+dcp_status model_open(const char *name_or_path, struct model_file *m)
+{
+    memset(m, 0, sizeof(*m));
+    DCP_TRY(resolve(name_or_path, m->path, sizeof(m->path)));
+    DCP_TRY(gguf_open(m->path, &m->file));
+    dcp_status st = tokenizer_create(m->file, &m->tokenizer);
+    const char *arch = NULL;
+    bool found = false;
+    if (st == DCP_OK) st = gguf_get_str(m->file, "general.architecture", &arch, NULL, &found);
+    if (st == DCP_OK && found) {
+        char key[128];
+        snprintf(key, sizeof(key), "%s.context_length", arch);
+        st = gguf_get_int(m->file, key, &m->trained_context, &found);
+    }
+    if (st != DCP_OK) model_close(m);
+    return st;
+}
+
+void model_close(struct model_file *m)
+{
+    tokenizer_destroy(m->tokenizer);
+    gguf_close(m->file);
+    m->tokenizer = NULL;
+    m->file = NULL;
+}
+
+int model_text(const struct command_def *cmd, const char *prompt, const char *file, char **text_out,
+               size_t *n_bytes_out)
+{
+    if ((prompt == NULL) == (file == NULL))
+        return usage_error(cmd, "give the text with -p TEXT or -f FILE, one of them");
+    if (file != NULL)
+        return read_file(file, text_out, n_bytes_out) == DCP_OK ? EXIT_DONE : failed();
+    *n_bytes_out = strlen(prompt);
+    *text_out = strdup(prompt);
+    if (*text_out != NULL) return EXIT_DONE;
+    dcp__fail(DCP_ERR_NOMEM, "no memory for a text of %zu bytes", *n_bytes_out);
+    return failed();
+}
+
+/* What must be equal on all ranks; hosts of a cluster may hold different files. */
+struct run_card {
+    uint64_t ids_hash, n_ids;
+    uint64_t model_hash;
+    int64_t context, chunk, interleave;
+    int32_t kv_dtype, compute;
+};
+
+static uint64_t hash(uint64_t h, const void *bytes, size_t n_bytes)
+{
+    const unsigned char *b = bytes; /* FNV-1a */
+    for (size_t i = 0; i < n_bytes; i++) h = (h ^ b[i]) * UINT64_C(1099511628211);
+    return h;
+}
+
+static uint64_t model_hash(const struct gguf *g)
+{
+    uint64_t h = UINT64_C(14695981039346656037);
+    for (size_t i = 0; i < gguf_n_tensors(g); i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+        h = hash(h, t->name, strlen(t->name));
+        h = hash(h, t->dims, sizeof(t->dims));
+        h = hash(h, &t->qtype, sizeof(t->qtype));
+        h = hash(h, &t->file_offset, sizeof(t->file_offset));
+    }
+    return h;
+}
+
+static dcp_status agree_run(dcp_group *g, const struct run_card *mine)
+{
+    const int n = dcp_group_size(g);
+    struct run_card *all = NULL;
+    DCP_TRY(dcp__alloc_array((size_t)n, sizeof(*all), "runs of ranks", (void **)&all));
+    dcp_status st = dcp_group_allgather(g, mine, sizeof(*mine), all);
+    for (int r = 1; r < n && st == DCP_OK; r++) {
+        const struct run_card *a = &all[0], *b = &all[r];
+        if (a->model_hash != b->model_hash) {
+            st = dcp__fail(DCP_ERR_MISMATCH, "ranks 0 and %d have different model files", r);
+        } else if (a->ids_hash != b->ids_hash || a->n_ids != b->n_ids) {
+            st = dcp__fail(DCP_ERR_MISMATCH,
+                           "ranks 0 and %d have different texts (%llu and %llu tokens)", r,
+                           (unsigned long long)a->n_ids, (unsigned long long)b->n_ids);
+        } else if (a->context != b->context || a->chunk != b->chunk ||
+                   a->interleave != b->interleave || a->kv_dtype != b->kv_dtype ||
+                   a->compute != b->compute) {
+            st = dcp__fail(DCP_ERR_MISMATCH,
+                           "ranks 0 and %d run with different options: context %lld and %lld, "
+                           "chunk %lld and %lld, interleave %lld and %lld, kv-dtype %d and %d, "
+                           "compute %d and %d",
+                           r, (long long)a->context, (long long)b->context, (long long)a->chunk,
+                           (long long)b->chunk, (long long)a->interleave, (long long)b->interleave,
+                           a->kv_dtype, b->kv_dtype, a->compute, b->compute);
+        }
+    }
+    dcp__free(all);
+    return st;
+}
+
+dcp_status model_session(dcp_group *g, const struct model_file *m, const struct model_opts *opts,
+                         const struct token_list *ids, int64_t n_tokens, struct session **out)
+{
+    const uint64_t seed = UINT64_C(14695981039346656037);
+    struct run_card card;
+    memset(&card, 0, sizeof(card));
+    card.ids_hash = hash(seed, ids->ids, ids->n * sizeof(ids->ids[0]));
+    card.n_ids = ids->n;
+    card.model_hash = model_hash(m->file);
+    card.context = n_tokens;
+    card.chunk = opts->chunk;
+    card.interleave = opts->interleave;
+    card.kv_dtype = opts->kv_dtype;
+    card.compute = opts->compute;
+    DCP_TRY(agree_run(g, &card));
+    struct session_opts so;
+    memset(&so, 0, sizeof(so));
+    so.n_threads = (int)opts->rank.threads;
+    so.context = n_tokens;
+    so.chunk = opts->chunk;
+    so.interleave = opts->interleave;
+    so.kv_dtype = (dcp_dtype)opts->kv_dtype;
+    so.compute = (enum compute_type)opts->compute;
+    so.algo = (dcp_merge_algo)opts->algo;
+    so.isa = (dcp_isa)opts->rank.isa;
+    so.attend_workspace_bytes = (size_t)opts->memory;
+    return session_create(g, m->file, &so, out);
+}

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The machine's shape, by hwloc where the command was built with it. */
+#ifndef DCP_CLI_TOPOLOGY_H
+#define DCP_CLI_TOPOLOGY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct topology {
+    bool is_known; /* false: built without hwloc, or it could not look */
+    int packages, numa_nodes, cores, threads;
+    uint64_t l1d_bytes, l2_bytes, l3_bytes; /* of one cache; 0 = none */
+    int l3_caches;
+};
+void topology_read(struct topology *out);
+
+#endif

@@ -1,0 +1,27 @@
+# Where `make install` puts things. PREFIX is CMAKE_INSTALL_PREFIX; DESTDIR works as everywhere.
+include(GNUInstallDirs)
+install(TARGETS dcpattn dcpattn_static
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/dcpattn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES ${CMAKE_SOURCE_DIR}/LICENSE ${CMAKE_SOURCE_DIR}/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+if(TARGET dcp-attn)
+  install(TARGETS dcp-attn RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(PROGRAMS ${CMAKE_SOURCE_DIR}/scripts/fetch-model.sh DESTINATION ${CMAKE_INSTALL_LIBEXECDIR}/dcp-attn)
+endif()
+
+# For pkg-config users; relative to its own place, so that any prefix at install time is right.
+file(RELATIVE_PATH pc_to_prefix /p/${CMAKE_INSTALL_LIBDIR}/pkgconfig /p)
+file(WRITE ${CMAKE_BINARY_DIR}/dcpattn.pc
+"prefix=\${pcfiledir}/${pc_to_prefix}
+libdir=\${prefix}/${CMAKE_INSTALL_LIBDIR}
+includedir=\${prefix}/${CMAKE_INSTALL_INCLUDEDIR}
+
+Name: dcpattn
+Description: Exact attention over a KV cache that is sharded by token over ranks
+Version: ${PROJECT_VERSION}
+Libs: -L\${libdir} -ldcpattn
+Libs.private: -lm -pthread
+Cflags: -I\${includedir}
+")
+install(FILES ${CMAKE_BINARY_DIR}/dcpattn.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The command as a user meets it: exit codes, messages, help, environment. Usage: test_cli.py PATH/TO/dcp-attn [unittest options]"""
+import json, os, re, shutil, subprocess, sys, tempfile, unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+GOLDEN = os.path.join(ROOT, "tests", "golden")
+EXE = os.path.abspath(sys.argv.pop(1)) if len(sys.argv) > 1 else os.path.join(ROOT, "build", "dcp-attn")
+COMMANDS = ["generate", "perplexity", "tokenize", "merge", "attend", "info"]
+TWO = os.path.join(GOLDEN, "merge", "two-ranks")
+TWO_FILES = [os.path.join(TWO, f"rank{r}.safetensors") for r in range(2)]
+
+
+def run(*args, env=None, timeout=60):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("DCP_ATTN_") or k == "DCP_ATTN_CACHE"}
+    clean.update(env or {})
+    p = subprocess.run([EXE, *args], capture_output=True, text=True, env=clean, timeout=timeout)
+    return p.returncode, p.stdout, p.stderr
+
+
+class Usage(unittest.TestCase):
+    def refused(self, args, *words, env=None):
+        rc, out, err = run(*args, env=env)
+        self.assertEqual(rc, 2, err)
+        self.assertEqual(out, "")
+        self.assertEqual(err.count("\n"), 1, err)
+        for w in words:
+            self.assertIn(w, err)
+
+    def test_no_command(self):
+        rc, out, err = run()
+        self.assertEqual((rc, out), (2, ""))
+        self.assertIn("Usage:", err)
+
+    def test_unknown_command(self):
+        self.refused(["frobnicate"], "'frobnicate'", "--help")
+
+    def test_version(self):
+        rc, out, _ = run("--version")
+        self.assertEqual(rc, 0)
+        self.assertRegex(out, r"^dcp-attn \d+\.\d+\.\d+\n$")
+
+    def test_unknown_options(self):
+        for c in COMMANDS:
+            self.refused([c, "--frob"], c, "--frob", "no such option")
+            self.refused([c, "-Z"], c, "-Z")
+
+    def test_extra_arguments(self):
+        for c in ("generate", "perplexity", "tokenize", "info"):
+            self.refused([c, "stray"], "'stray'")
+        self.refused(["attend", "a", "b", "-o", "x"], "'b'")
+
+    def test_missing(self):
+        self.refused(["merge", "--lse-base", "e", "-o", "x"], "FILE")
+        self.refused(["merge", "--lse-base", "e", *TWO_FILES], "-o")
+        self.refused(["merge", "-o", "x", *TWO_FILES], "--lse-base")
+        self.refused(["attend", "-o", "x"], "FILE")
+        self.refused(["generate", "-p", "x"], "-m")
+        self.refused(["generate", "-m", "x"], "-p", "-f")
+        self.refused(["tokenize", "-m", "x", "-p", "a", "-f", "b"], "one of them")
+        self.refused(["merge", "--cut"], "--cut", "value")
+
+    def test_values(self):
+        self.refused(["attend", "-n", "0", "-o", "x", "f"], "-n", "'0'", "from 1 to")
+        self.refused(["attend", "-n", "two", "-o", "x", "f"], "'two'", "integer")
+        self.refused(["attend", "-n", "3x", "-o", "x", "f"], "'3x'")
+        self.refused(["attend", "-n", "", "-o", "x", "f"], "-n")
+        self.refused(["attend", "--memory", "12Q", "-o", "x", "f"], "--memory", "'12Q'", "K, M or G")
+        self.refused(["attend", "--scale", "nan", "-o", "x", "f"], "--scale", "'nan'")
+        self.refused(["merge", "--lse-base", "10", "-o", "x", "f"], "--lse-base", "'10'", "e|2")
+        self.refused(["merge", "--algo=fast", "-o", "x", "f"], "'fast'", "direct|alltoall")
+        self.refused(["merge", "--json=1", "-o", "x", "f"], "--json", "no value")
+        self.refused(["generate", "--top-p", "0", "-m", "x", "-p", "y"], "--top-p", "'0'")
+        self.refused(["generate", "--temp", "-1", "-m", "x", "-p", "y"], "--temp", "'-1'")
+
+    def test_environment(self):
+        self.refused(["attend", "-o", "x", "f"], "DCP_ATTN_RANKS", "'many'", env={"DCP_ATTN_RANKS": "many"})
+        self.refused(["info"], "DCP_ATTN_JSON", "0 or 1", env={"DCP_ATTN_JSON": "yes"})
+
+    def test_raw_and_system(self):
+        self.refused(["generate", "-m", "x", "-p", "y", "--raw", "--system", "z"], "--system", "--raw")
+
+
+class Help(unittest.TestCase):
+    def options(self, command):
+        rc, out, err = run(command, "--help")
+        self.assertEqual((rc, err), (0, ""))
+        return re.findall(r"^  (?:-\w, |    )?(--[a-z-]+)", out, re.M), out
+
+    def test_help_lists_options(self):
+        for c in COMMANDS:
+            names, text = self.options(c)
+            self.assertIn("--help", [n for n in names] + re.findall(r"--help", text))
+            self.assertTrue(text.startswith(f"Usage: dcp-attn {c}"))
+            for line in text.split("\n"):
+                self.assertLess(len(line), 121, line)
+
+    def test_readme_names_every_option(self):
+        readme = open(os.path.join(ROOT, "README.md"), encoding="utf-8").read()
+        for c in COMMANDS:
+            self.assertIn(f"dcp-attn {c}", readme)
+            for n in self.options(c)[0]:
+                self.assertIn(f"{n}", readme, f"README.md does not name {n} of {c}")
+
+    def test_readme_names_no_other_option(self):
+        readme = open(os.path.join(ROOT, "README.md"), encoding="utf-8").read()
+        known = {n for c in COMMANDS for n in self.options(c)[0]} | {"--help", "--version"}
+        table = readme[readme.index("## Options"):]
+        table = table[:table.index("\n## ", 5)]
+        for n in set(re.findall(r"`(?:-\w, )?(--[a-z-]+)", table)):
+            self.assertIn(n, known)
+
+    def test_info(self):
+        rc, out, _ = run("info", "--json")
+        self.assertEqual(rc, 0)
+        said = json.loads(out)
+        for key in ("version", "compiler", "features", "isa", "why_not_higher", "kernels", "topology", "groups", "huge_pages", "cpus_usable"):
+            self.assertIn(key, said)
+        self.assertTrue(any(k["family"] == "attention" for k in said["kernels"]))
+        low = json.loads(run("info", "--json", "--isa", "scalar")[1])
+        self.assertEqual(low["isa"], "scalar")
+        self.assertTrue(all("avx" not in k["name"] for k in low["kernels"]))
+        rc, out, _ = run("info")
+        self.assertEqual(rc, 0)
+        self.assertIn("kernels", out)
+
+
+class Files(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.mkdtemp()
+
+    def tearDown(self):
+        shutil.rmtree(self.dir)
+
+    def path(self, name):
+        return os.path.join(self.dir, name)
+
+    def failed(self, args, *words):
+        rc, out, err = run(*args)
+        self.assertEqual(rc, 1, err)
+        self.assertEqual(out, "")
+        for w in words:
+            self.assertIn(w, err)
+        self.assertEqual([f for f in os.listdir(self.dir) if ".tmp" in f], [])
+
+    def merge(self, *args, env=None):
+        rc, out, err = run("merge", "--lse-base", "e", "--json", "-o", self.path("o"), *args, *TWO_FILES, env=env)
+        self.assertEqual(rc, 0, err)
+        return json.loads(out)
+
+    def test_merge_json(self):
+        said = self.merge()
+        self.assertEqual(set(said), {"ranks", "algo", "comm", "cut", "nonfinite_values", "lse_bad", "lse_empty", "workspace_bytes", "wire_bytes"})
+        self.assertEqual((said["ranks"], said["comm"], said["cut"]), (2, "shm", "heads"))
+
+    def test_environment_and_flag(self):
+        self.assertEqual(self.merge(env={"DCP_ATTN_CUT": "tokens"})["cut"], "tokens")
+        self.assertEqual(self.merge("--cut", "none", env={"DCP_ATTN_CUT": "tokens"})["cut"], "none")
+        self.assertEqual(self.merge("--comm=threads")["comm"], "threads")
+        self.assertLessEqual(self.merge("--memory", "1M")["workspace_bytes"], 1 << 20)
+
+    def test_merge_same_bits(self):
+        seen = set()
+        for args in (["--comm", "threads"], ["--comm", "shm"], ["--algo", "alltoall"], ["--algo", "direct"], ["--cut", "tokens"], ["--cut", "none"], ["--memory", "64K"]):
+            self.merge(*args)
+            with open(self.path("o"), "rb") as f:
+                seen.add(f.read())
+        self.assertEqual(len(seen), 1)
+
+    def test_missing_file(self):
+        self.failed(["merge", "--lse-base", "e", "-o", self.path("o"), TWO_FILES[0], self.path("none")], self.path("none"), "rank 1")
+
+    def test_wrong_tensors(self):
+        self.failed(["merge", "--lse-base", "e", "-o", self.path("o"), os.path.join(GOLDEN, "attend", "sink", "in.safetensors")], "'out'")
+        self.failed(["attend", "-o", self.path("o"), TWO_FILES[0]], "'q'")
+
+    def test_files_disagree(self):
+        other = os.path.join(GOLDEN, "merge", "odd-dims", "rank0.safetensors")
+        self.failed(["merge", "--lse-base", "e", "-o", self.path("o"), TWO_FILES[0], other], TWO_FILES[0][-20:], "odd-dims/rank0.safetensors")
+
+    def test_not_safetensors(self):
+        for text in (b"", b"hello", b"\xff" * 64, b"\x10\0\0\0\0\0\0\0{}"):
+            with open(self.path("bad"), "wb") as f:
+                f.write(text)
+            self.failed(["merge", "--lse-base", "e", "-o", self.path("o"), self.path("bad")], self.path("bad"))
+
+    def test_output_folder_missing(self):
+        self.failed(["merge", "--lse-base", "e", "-o", self.path("no/such/o"), *TWO_FILES], "no/such/o")
+
+    def test_nonfinite_error(self):
+        folder = os.path.join(GOLDEN, "merge", "nonfinite-zeroed")
+        files = sorted(os.path.join(folder, f) for f in os.listdir(folder) if f.startswith("rank"))
+        self.failed(["merge", "--lse-base", "e", "--nonfinite", "error", "-o", self.path("o"), *files], "rank")
+
+    def test_full_disk(self):
+        if not os.path.exists("/dev/full"):
+            self.skipTest("no /dev/full")
+        with open("/dev/full", "w") as full:
+            p = subprocess.run([EXE, "info"], stdout=full, stderr=subprocess.PIPE, text=True)
+        self.assertEqual(p.returncode, 1)
+        self.assertIn("standard output", p.stderr)
+
+    def test_unknown_model(self):
+        rc, out, err = run("tokenize", "-m", "no-such-model", "-p", "x", env={"DCP_ATTN_CACHE": self.dir})
+        self.assertEqual((rc, out), (1, ""))
+        self.assertIn("scripts/fetch-model.sh no-such-model", err)
+        self.assertIn(self.dir, err)
+        rc, out, err = run("tokenize", "-m", "./no/such/model.gguf", "-p", "x")
+        self.assertEqual(rc, 1)
+        self.assertIn("./no/such/model.gguf", err)
+
+
+if __name__ == "__main__":
+    unittest.main()
