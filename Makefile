@@ -7,7 +7,7 @@ GENERATOR := $(if $(shell command -v ninja 2>/dev/null),-G Ninja,)
 
 .PHONY: all setup demo check bench install format clean help
 all: $(BUILD)/CMakeCache.txt
-	@cmake --build $(BUILD) -j $(JOBS)
+	@cmake --build $(BUILD) -j $(JOBS) --target product
 
 $(BUILD)/CMakeCache.txt:
 	@scripts/setup.sh --quiet
@@ -22,6 +22,7 @@ demo: all  ## fetch a small model and let it answer on 1 rank and on 4
 	@scripts/demo.sh $(BUILD)
 
 check: all  ## every test: unit, fault, golden cases, the command
+	@cmake --build $(BUILD) -j $(JOBS)
 	@scripts/check.sh $(BUILD)
 
 bench: all  ## figures of this machine, as far as there are benches

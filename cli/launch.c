@@ -226,6 +226,7 @@ int launch_run(const struct launch_opts *opts, launch_fn *fn, void *ctx)
     const bool has_launcher = launch_mpi_env(&mpi_name, &world);
     if (comm == NULL ? has_launcher : strcmp(comm, "mpi") == 0) return launch_mpi(opts, fn, ctx);
     if (has_launcher && world > 1) {
+        if (!launch_mpi_env_is_first()) return 2;
         fprintf(stderr,
                 "dcp-attn: --comm %s under an MPI launcher would make %d runs of it; leave --comm "
                 "or mpirun out\n",

@@ -41,6 +41,11 @@ bool launch_mpi_env(const char **name_out, int *size_out)
     return false;
 }
 
+bool launch_mpi_env_is_first(void)
+{
+    return env_int("OMPI_COMM_WORLD_RANK") == 0 && env_int("PMI_RANK") == 0;
+}
+
 /* Beside the command (a build), or where `make install` puts it. */
 static bool find_module(const char *name, char *path)
 {
@@ -143,8 +148,7 @@ int launch_mpi(const struct launch_opts *opts, launch_fn *fn, void *ctx)
     }
     if (st == DCP_OK) st = mpi->init();
     if (st != DCP_OK) {
-        if (env_int("OMPI_COMM_WORLD_RANK") == 0 && env_int("PMI_RANK") == 0)
-            fprintf(stderr, "dcp-attn: %s\n", dcp_last_error());
+        if (launch_mpi_env_is_first()) fprintf(stderr, "dcp-attn: %s\n", dcp_last_error());
         return 1;
     }
     const int size = mpi->world_size();

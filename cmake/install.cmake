@@ -25,3 +25,11 @@ Libs.private: -lm -pthread
 Cflags: -I\${includedir}
 ")
 install(FILES ${CMAKE_BINARY_DIR}/dcpattn.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# What `make` builds: all that is installed, none of the tests.
+add_custom_target(product)
+foreach(target dcpattn dcpattn_static dcp-attn dcpattn_mpi_openmpi dcpattn_mpi_mpich)
+  if(TARGET ${target})
+    add_dependencies(product ${target})
+  endif()
+endforeach()

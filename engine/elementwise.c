@@ -2,7 +2,8 @@
 #include "engine/elementwise.h"
 
 #include <math.h>
-#include <string.h>
+
+#include "num/dtype_priv.h"
 
 /* Below this many elements waking a thread costs more than it saves (a few us). */
 enum { SERIAL_ELEMS = 1 << 14, ROWS_PER_ITEM = 8 };
@@ -136,15 +137,17 @@ void ew_scale(struct dcp__pool *pool, const struct rows *x, float a)
 /* --- gates
  * ------------------------------------------------------------------------------------- */
 
-/* 1 / (1 + e^-x) in a form that compilers turn into vector code: no call, no branch.
+/* 1 / (1 + e^-x) in a form that compilers turn into vector code: no call, and no comparison of
+ * floats, which may trap and so would stay a branch.
  * e^y = 2^n e^r, n = round(y / ln 2) by adding 1.5 * 2^23, r = y - n ln 2 in two steps, e^r by its
- * Taylor polynomial of degree 7 (|r| <= 0.35: error 6e-9 of the value). Outside [-87, 87] the
- * result is within 1e-37 of 0 or 1. */
+ * Taylor polynomial of degree 7 (|r| <= 0.35: error 6e-9 of the value). |y| is cut at 87, where the
+ * result is within 1e-37 of 0 or 1; a NaN is cut as well, but callers multiply by x itself. */
 static inline float sigmoid(float x)
 {
-    float y = -x;
-    y = y > 87.0f ? 87.0f : y;
-    y = y < -87.0f ? -87.0f : y;
+    const uint32_t x_bits = dcp__f32_bits(x);
+    const int32_t size = (int32_t)(x_bits & 0x7fffffffu), most = 0x42ae0000; /* 87.0f */
+    const uint32_t y_bits = (uint32_t)(size < most ? size : most) | (~x_bits & 0x80000000u);
+    const float y = dcp__f32_from_bits(y_bits); /* -x */
     const float magic = 12582912.0f;
     const float shifted = y * 1.44269504f + magic;
     const float n = shifted - magic;
@@ -158,11 +161,8 @@ static inline float sigmoid(float x)
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    uint32_t bits; /* n sits in the low bits of shifted; it becomes the exponent of 2^n */
-    memcpy(&bits, &shifted, sizeof(bits));
-    bits = (bits + 127u) << 23;
-    float power;
-    memcpy(&power, &bits, sizeof(power));
+    /* n sits in the low bits of shifted; it becomes the exponent of 2^n */
+    const float power = dcp__f32_from_bits((dcp__f32_bits(shifted) + 127u) << 23);
     return 1.0f / (1.0f + p * power);
 }
 

@@ -5,7 +5,9 @@
  *                   other tokens find it in cache. A result's bits are those of its row and token
  *                   alone.
  *   more            panels of rows, cut at multiples of panel_rows(k) from the slice's start:
- *                   dequantised into the thread's scratch, multiplied by oneDNN
+ *                   dequantised into the thread's scratch, multiplied by oneDNN. Its f32 bits were
+ *                   found to be the same for any panel of 8 or more rows and any n_tokens of 16 or
+ *                   more, so that the last panel takes up to 7 rows more rather than leave few.
  *
  *   weight rows   0       64      128     192  200
  *                 |-item0-|-item1-|-item2-|-i3-|      items of all weights of a call form one
@@ -29,6 +31,7 @@
 enum {
     DIRECT_TOKENS = 3, /* up to here reading blocks per token beats dequantising them */
     MAX_WEIGHTS = 8,   /* of one parallel region */
+    MIN_PANEL_ROWS = 8,
     PAD_ELEMS = 16,
     MIN_CHUNK_BYTES = 16384,
     MAX_CHUNK_BYTES = 262144,
@@ -55,7 +58,7 @@ struct part {
     float *y;
     int64_t y_stride;
     int64_t item_rows, n_items;
-    struct gemm_plan *plan, *tail_plan; /* bf16: full panels, the last one */
+    struct gemm_plan *plan, *last_plan; /* bf16: full panels, the last one */
 };
 
 struct call {
@@ -107,7 +110,7 @@ static dcp_status create_scratch(struct linear *l)
     const int64_t steps[] = {4096, 8192, l->max_k};
     for (int i = 0; i < 3; i++) {
         const int64_t k = steps[i] < l->max_k ? steps[i] : l->max_k;
-        const int64_t elems = panel_rows(k) * padded(k);
+        const int64_t elems = (panel_rows(k) + MIN_PANEL_ROWS) * padded(k);
         if (elems > l->panel_elems) l->panel_elems = elems;
     }
     const size_t n_threads = (size_t)l->n_threads, elems = (size_t)l->panel_elems;
@@ -232,10 +235,10 @@ static int multiply_f32(struct call *c, const struct weight *w, const char *rows
     return gemm_f32(shape, c->x, panel, y);
 }
 
-static int multiply_bf16(struct call *c, const struct part *p, const char *rows,
-                         const struct gemm_shape *shape, int thread, float *y)
+static int multiply_bf16(struct call *c, const struct weight *w, const char *rows,
+                         const struct gemm_shape *shape, struct gemm_plan *plan, int thread,
+                         float *y)
 {
-    const struct weight *w = p->w;
     struct linear *l = c->l;
     float *row = l->panels + thread * l->panel_elems;
     uint16_t *panel = l->bf16_panels + thread * l->panel_elems;
@@ -244,7 +247,6 @@ static int multiply_bf16(struct call *c, const struct part *p, const char *rows,
                                      w->k);
         l->kernels.to_bf16(row, w->k, panel + i * shape->w_stride);
     }
-    struct gemm_plan *plan = shape->n_rows == p->item_rows ? p->plan : p->tail_plan;
     return gemm_bf16(l->gemm, plan, thread, l->bf16_x, panel, y);
 }
 
@@ -262,12 +264,14 @@ static void run_panel_item(void *ctx, int64_t item, int thread)
     const struct part *p = find_part(c, &item);
     const struct weight *w = p->w;
     const int64_t first = item * p->item_rows;
-    const int64_t left = w->n_rows - first;
     const char *rows = (const char *)w->data + (size_t)first * w->row_bytes;
-    struct gemm_shape shape = item_shape(c, p, left < p->item_rows ? left : p->item_rows);
+    struct gemm_shape shape =
+        item_shape(c, p, item == p->n_items - 1 ? w->n_rows - first : p->item_rows);
     const int token = gemm_enter(c->l->gemm);
     note_gemm(c, c->l->compute == COMPUTE_BF16
-                     ? multiply_bf16(c, p, rows, &shape, thread, p->y + first)
+                     ? multiply_bf16(c, w, rows, &shape,
+                                     item == p->n_items - 1 ? p->last_plan : p->plan, thread,
+                                     p->y + first)
                      : multiply_f32(c, w, rows, &shape, thread, p->y + first));
     gemm_leave(c->l->gemm, token);
 }
@@ -287,14 +291,15 @@ static dcp_status run_panels(struct call *c)
     for (int i = 0; i < c->n_parts; i++) {
         struct part *p = &c->parts[i];
         p->item_rows = panel_rows(p->w->k);
-        p->n_items = (p->w->n_rows + p->item_rows - 1) / p->item_rows;
+        p->n_items = p->w->n_rows / p->item_rows;
+        if (p->n_items == 0 || p->w->n_rows % p->item_rows >= MIN_PANEL_ROWS) p->n_items++;
         n_items += p->n_items;
         if (l->compute != COMPUTE_BF16) continue;
-        const int64_t tail = p->w->n_rows % p->item_rows;
+        const int64_t last_rows = p->w->n_rows - (p->n_items - 1) * p->item_rows;
         const struct gemm_shape full = item_shape(c, p, p->item_rows);
-        const struct gemm_shape last = item_shape(c, p, tail);
-        if (p->w->n_rows >= p->item_rows) DCP_TRY(gemm_plan(l->gemm, &full, &p->plan));
-        if (tail != 0) DCP_TRY(gemm_plan(l->gemm, &last, &p->tail_plan));
+        const struct gemm_shape last = item_shape(c, p, last_rows);
+        if (p->n_items > 1) DCP_TRY(gemm_plan(l->gemm, &full, &p->plan));
+        DCP_TRY(gemm_plan(l->gemm, &last, &p->last_plan));
     }
     if (l->compute == COMPUTE_BF16) dcp__pool_run(l->pool, c->n_tokens, round_x_item, c);
     dcp__pool_run(l->pool, n_items, run_panel_item, c);

@@ -55,12 +55,10 @@ static dcp_status agree(const struct session *s, const char *call, dcp_status mi
 {
     const int n = dcp_group_size(s->group);
     const struct record *all = s->records;
-    char own[512];
-    snprintf(own, sizeof(own), "%s", mine == DCP_OK ? "" : dcp_last_error());
     record->status = mine;
-    memcpy(record->why, own, WHY_BYTES - 1);
+    snprintf(record->why, sizeof(record->why), "%s", mine == DCP_OK ? "" : dcp_last_error());
     DCP_TRY(dcp_group_allgather(s->group, record, sizeof(*record), s->records));
-    if (mine != DCP_OK) return dcp__fail(mine, "%s", own);
+    if (mine != DCP_OK) return mine; /* its text is still this thread's last error */
     for (int r = 0; r < n; r++)
         if (all[r].status != DCP_OK)
             return dcp__fail((dcp_status)all[r].status, "%s: rank %d: %.*s", call, r, WHY_BYTES - 1,

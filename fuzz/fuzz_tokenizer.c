@@ -116,7 +116,8 @@ static int try_file(uint64_t *seed, const char *bytes, size_t n_bytes, const cha
     for (size_t i = 0; i < n_changes; i++) {
         const size_t at = next_random(seed) % n_bytes;
         const uint64_t r = next_random(seed);
-        damaged[at] = r % 2 == 0 ? (char)(damaged[at] ^ 1 << (r >> 8) % 8) : (char)(r >> 8);
+        const unsigned flipped = (unsigned char)damaged[at] ^ 1u << ((r >> 8) % 8);
+        damaged[at] = (char)(r % 2 == 0 ? flipped : (unsigned)(r >> 8 & 0xff));
     }
     const size_t n_kept = next_random(seed) % 8 == 0 ? next_random(seed) % n_bytes : n_bytes;
     FILE *f = fopen(path, "wb");

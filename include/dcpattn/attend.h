@@ -115,6 +115,7 @@ typedef struct dcp_attend_info {
 DCP_API dcp_status dcp_attend_create(dcp_group *g, const dcp_attend_desc *desc,
                                      dcp_attend **attend_out);
 /** Describes what create chose.
+ *  @param[in]  a  NULL allowed: nothing is written
  *  @param[out] info_out  NULL allowed
  *  Threads: one per handle.  Collective: no. */
 DCP_API void dcp_attend_get_info(const dcp_attend *a, dcp_attend_info *info_out);
@@ -122,6 +123,7 @@ DCP_API void dcp_attend_get_info(const dcp_attend *a, dcp_attend_info *info_out)
  *  Math: s = scale q.k (softcap), out = sum_p exp(s_p - lse) v_p, lse = log sum_p exp(s_p) over the
  *  keys that the row sees on all ranks; a sink enlarges the divisor of out alone. A row that sees
  *  none: 0 and -inf.
+ *  @param[in]  a          one call at a time
  *  @param[in]  args       T = 0 is legal (on all ranks)
  *  @param[out] stats_out  NULL allowed; written on success only
  *  @return DCP_OK; DCP_ERR_ARG (a field, named; on a peer: who refused what); DCP_ERR_MISMATCH
@@ -134,7 +136,8 @@ DCP_API void dcp_attend_get_info(const dcp_attend *a, dcp_attend_info *info_out)
  *  merge; reads rows * (H - H_r) * Dk * 4 bytes of q from peers. */
 DCP_API dcp_status dcp_attend_run(dcp_attend *a, const dcp_attend_args *args,
                                   dcp_attend_stats *stats_out);
-/** Frees it; before its group. Takes NULL.
+/** Frees it; before its group.
+ *  @param[in] a  NULL allowed
  *  Threads: one per handle.  Collective: yes, where the group still works. */
 DCP_API void dcp_attend_destroy(dcp_attend *a);
 

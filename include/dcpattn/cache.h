@@ -76,25 +76,32 @@ typedef struct dcp_cache_desc {
  *  @return DCP_OK; DCP_ERR_ARG (a field out of range, named); DCP_ERR_NOMEM (address space)
  *  Ownership: the caller destroys it.  Threads: any.  Collective: no. */
 DCP_API dcp_status dcp_cache_create(const dcp_cache_desc *desc, dcp_cache **cache_out);
-/** Frees the cache; every view of it dies. Takes NULL.
+/** Frees the cache; every view of it dies.
+ *  @param[in] c  NULL allowed
  *  Threads: one per handle.  Collective: no. */
 DCP_API void dcp_cache_destroy(dcp_cache *c);
 /** Makes room for n_tokens more global positions of seq on this rank, in all layers. A last page
  *  that is shared with another sequence is copied first. Pages never move; views of seq must be
  *  taken anew, as its block table may.
+ *  @param[in,out] c  the cache
+ *  @param[in] seq  0 .. max_seqs-1
  *  @param[in] n_tokens >= 0
  *  @return DCP_OK; DCP_ERR_ARG (no such seq; max_tokens exceeded, with the counts);
  *          DCP_ERR_NOMEM; on failure nothing has changed
  *  Threads: one per handle.  Collective: no, but called alike by all ranks. */
 DCP_API dcp_status dcp_cache_extend(dcp_cache *c, int64_t seq, int64_t n_tokens);
-/** The global length of seq; -1 if there is no such sequence.
+/** The global length of seq.
+ *  @param[in] c, seq
+ *  @return the length; -1 if there is no such sequence
  *  Threads: one per handle.  Collective: no. */
 DCP_API int64_t dcp_cache_length(const dcp_cache *c, int64_t seq);
 /** Stores own tokens of one layer; row j is local index local_begin + j, rounded to the cache's
  *  type (nearest even).
+ *  @param[in,out] c, seq, layer  where to
  *  @param[in] local_begin, n  within the room made by dcp_cache_extend; n = 0 is legal
  *  @param[in] k  [n, Hkv, Dk] f32, rows k_token_stride elements apart; 0 = contiguous
- *  @param[in] v  [n, Hkv, D] f32, likewise; ignored for latent caches
+ *  @param[in] v  [n, Hkv, D] f32, rows v_token_stride apart, likewise; ignored where
+ *                latent
  *  @return DCP_OK; DCP_ERR_ARG (range, NULL, stride), then nothing is written; DCP_ERR_NOMEM (a
  *          page shared with a fork had to be copied)
  *  Ownership: borrows k and v for the call.  Threads: one per handle.  Collective: no. */
@@ -103,17 +110,21 @@ DCP_API dcp_status dcp_cache_store(dcp_cache *c, int64_t seq, int64_t layer, int
                                    const float *v, int64_t v_token_stride);
 /** Forgets positions >= length (a length beyond the sequence's changes nothing); 0 empties it.
  *  Pages that no sequence uses any more are kept for the next growth.
+ *  @param[in,out] c, seq
+ *  @param[in] length  >= 0, global
  *  @return DCP_OK; DCP_ERR_ARG (no such seq, negative length)
  *  Threads: one per handle.  Collective: no, but called alike by all ranks. */
 DCP_API dcp_status dcp_cache_truncate(dcp_cache *c, int64_t seq, int64_t length);
 /** Makes dst a copy of the first length tokens of src: full pages are shared, the last partial
  *  one is copied. What dst held is forgotten.
- *  @param[in] length  0 .. length of src;  dst != src
+ *  @param[in,out] c, src, dst  two sequences of the cache
+ *  @param[in] length  0 .. length of src, global
  *  @return DCP_OK; DCP_ERR_ARG (no such sequence, length, max_tokens); DCP_ERR_NOMEM; on failure
  *          dst is unchanged
  *  Threads: one per handle.  Collective: no, but called alike by all ranks. */
 DCP_API dcp_status dcp_cache_fork(dcp_cache *c, int64_t src, int64_t dst, int64_t length);
 /** Describes seq in layer as attention reads it.
+ *  @param[in]  c, seq, layer
  *  @param[out] view_out  written on success only; n_keys counts the room made, stored or not
  *  @return DCP_OK; DCP_ERR_ARG (no such seq or layer, NULL)
  *  Ownership: valid until the sequence is next changed (extend, store, truncate, fork into it).
@@ -122,8 +133,9 @@ DCP_API dcp_status dcp_cache_fork(dcp_cache *c, int64_t src, int64_t dst, int64_
 DCP_API dcp_status dcp_cache_view(const dcp_cache *c, int64_t seq, int64_t layer,
                                   dcp_kv_view *view_out);
 /** Bytes of KV that this rank holds for seq (pages x page bytes x layers; shared pages count in
- *  each sequence), or in pages used by any sequence for seq = -1 (each page once). 0 for no such
- *  seq.
+ *  each sequence), or in pages used by any sequence for seq = -1 (each page once).
+ *  @param[in] c, seq
+ *  @return the bytes; 0 for no such seq
  *  Threads: one per handle.  Collective: no. */
 DCP_API size_t dcp_cache_bytes(const dcp_cache *c, int64_t seq);
 

@@ -59,21 +59,36 @@ DCP_API int dcp_group_size(const dcp_group *g);
 /** "self", "threads", "shm" or "mpi". */
 DCP_API const char *dcp_group_kind(const dcp_group *g);
 DCP_API double dcp_group_deadline(const dcp_group *g);
-/** Collective. */
+/** Returns when all ranks have called it.
+ *  @return DCP_OK; DCP_ERR_PEER (a rank died, left or gave up: the text names it), DCP_ERR_TIMEOUT
+ * (the text names who did not arrive and where it is), DCP_ERR_POISONED (an earlier call failed),
+ *          DCP_ERR_BUSY (another thread is inside this handle). The first failure of a group
+ * reaches each rank once with its own code, whether or not the rank was waiting; then POISONED.
+ *  Threads: one per handle.  Collective: yes.  Cost: one cache line per rank. */
 DCP_API dcp_status dcp_group_barrier(dcp_group *g);
 /** Collective; every rank gives n_bytes (the same on all) and gets all in rank order.
- *  @param[in] send [n_bytes]  @param[out] recv [size * n_bytes], may not overlap send. */
+ *  @param[in] send [n_bytes]  @param[out] recv [size * n_bytes], may not overlap send
+ *  @return as dcp_group_barrier; DCP_ERR_ARG (NULL, overlap); DCP_ERR_MISMATCH on all ranks if
+ * n_bytes differs: then nothing has moved and the group goes on. Threads: one per handle.
+ * Collective: yes.  Allocates nothing. */
 DCP_API dcp_status dcp_group_allgather(dcp_group *g, const void *send, size_t n_bytes, void *recv);
 /** Collective; in place. buf is [n_rows, row_stride_bytes] on every rank; rank r has filled the
  * bytes [col_off_bytes[r], col_off_bytes[r+1]) of each row; afterwards every rank has all of them.
  *  Memory from dcp_group_alloc is read directly by peers, other memory goes through bounce buffers
  * made at create.
- *  @param[in] col_off_bytes [size + 1], ascending, the same on all ranks. Allocates nothing. */
+ *  @param[in] col_off_bytes [size + 1], ascending, the same on all ranks; a rank's part may be
+ * empty
+ *  @return as dcp_group_allgather; rows, stride and columns must agree (DCP_ERR_MISMATCH).
+ *  Threads: one per handle.  Collective: yes.  Allocates nothing.
+ *  Cost: two barriers and one copy where all parts lie in group memory; else one barrier more per
+ * tile and two copies. */
 DCP_API dcp_status dcp_group_gather_cols(dcp_group *g, void *buf, size_t n_rows,
                                          size_t row_stride_bytes, const size_t *col_off_bytes);
 /** Collective: each rank gets n_bytes of its own (sizes may differ, 0 is legal), zeroed, 64-byte
  * aligned, visible to the ranks of the same host. Counted by the allocator of the calling process.
- */
+ *  @return as dcp_group_barrier; DCP_ERR_NOMEM on all ranks if any has none (the group goes on).
+ *  Ownership: dcp_group_free, or with the group. A threads group keeps what is left until its last
+ *  handle is destroyed. At most 256 live at once.  Threads: one per handle.  Collective: yes. */
 DCP_API dcp_status dcp_group_alloc(dcp_group *g, size_t n_bytes, void **ptr_out);
 /** Collective. Takes NULL. */
 DCP_API void dcp_group_free(dcp_group *g, void *ptr);

@@ -32,6 +32,7 @@ typedef struct dcp_range {
  *  Threads: any.  Collective: no. */
 DCP_API dcp_range dcp_cut_range(int64_t n_items, int n_ranks, int rank);
 /** The rank whose dcp_cut_range holds item.
+ *  @param[in] n_items, n_ranks  as for dcp_cut_range
  *  @return the rank; -1 if none does
  *  Threads: any.  Collective: no. */
 DCP_API int dcp_cut_owner(int64_t n_items, int n_ranks, int64_t item);
@@ -43,6 +44,7 @@ DCP_API int dcp_cut_owner(int64_t n_items, int n_ranks, int64_t item);
 DCP_API int dcp_pos_owner(int64_t pos, int n_ranks, int64_t interleave);
 /** The local index of pos within its owner's shard.
  *  Math: floor(pos / (N I)) I + pos mod I
+ *  @param[in] pos, n_ranks, interleave  as for dcp_pos_owner
  *  @return the index; -1 for arguments that dcp_pos_owner refuses
  *  Threads: any.  Collective: no. */
 DCP_API int64_t dcp_pos_local(int64_t pos, int n_ranks, int64_t interleave);
@@ -55,7 +57,8 @@ DCP_API int64_t dcp_pos_global(int64_t i, int n_ranks, int rank, int64_t interle
 /** How many of the positions 0..length-1 rank owns. Also the number of keys of this rank that a
  *  causal query at position length-1 sees, and the local index of the first own position >= length.
  *  Math: floor(L / (N I)) I + clamp(L mod (N I) - rank I, 0, I)
- *  @param[in] length < 0 counts as 0
+ *  @param[in] length  < 0 counts as 0
+ *  @param[in] n_ranks, rank, interleave  as for dcp_pos_global
  *  @return the count; 0 for a rank or interleave that dcp_pos_global refuses
  *  Threads: any.  Collective: no. */
 DCP_API int64_t dcp_local_length(int64_t length, int n_ranks, int rank, int64_t interleave);
@@ -64,6 +67,7 @@ DCP_API int64_t dcp_local_length(int64_t length, int n_ranks, int rank, int64_t 
  *  @param[in] pos     negative: a padding row, sees nothing
  *  @param[in] length  keys of the sequence
  *  @param[in] window  0 = none; else, as a window ends at pos, causal whatever `causal` says
+ *  @param[in] n_ranks, rank, interleave  as for dcp_local_length
  *  @return [begin, end); begin == end where nothing is seen
  *  Threads: any.  Collective: no. */
 DCP_API dcp_range dcp_visible_range(int64_t pos, int64_t length, int64_t window, int causal,

@@ -170,30 +170,33 @@ dcp_status dcp__group_poison_status(dcp_group *g)
     }
     if (!g->cause_seen) {
         g->cause_seen = true;
-        return dcp__fail((dcp_status)g->poison->code, "%s", g->poison->text);
+        return dcp__fail_at((dcp_status)g->poison->code, g->poison->file, (int)g->poison->line,
+                            "%s", g->poison->text);
     }
-    return dcp__fail(DCP_ERR_POISONED, "%s group is poisoned: %s", g->ops->name, g->poison->text);
+    return dcp__fail_at(DCP_ERR_POISONED, g->poison->file, (int)g->poison->line,
+                        "%s group is poisoned: %s", g->ops->name, g->poison->text);
 }
 
-static dcp_status poison_v(dcp_group *g, dcp_status code, const char *fmt, va_list args)
+dcp_status dcp__group_poison_at(dcp_group *g, dcp_status code, const char *file, int line,
+                                const char *fmt, ...)
 {
+    struct dcp__poison *const p = g->poison;
     uint32_t none = DCP__POISON_NONE;
-    if (atomic_compare_exchange_strong(&g->poison->state, &none, DCP__POISON_WRITING)) {
-        g->poison->code = (int32_t)code;
-        (void)vsnprintf(g->poison->text, sizeof(g->poison->text), fmt, args);
-        atomic_store(&g->poison->state, DCP__POISON_SET);
+    if (atomic_compare_exchange_strong(&p->state, &none, DCP__POISON_WRITING)) {
+        va_list args;
+        va_start(args, fmt);
+        (void)vsnprintf(p->text, sizeof(p->text), fmt, args);
+        va_end(args);
+        /* The end of the path tells, and other processes read it. */
+        const size_t n = strlen(file);
+        (void)snprintf(p->file, sizeof(p->file), "%s",
+                       n < sizeof(p->file) ? file : file + n - (sizeof(p->file) - 1));
+        p->line = (int32_t)line;
+        p->code = (int32_t)code;
+        atomic_store(&p->state, DCP__POISON_SET);
     }
     const dcp_status st = dcp__group_poison_status(g);
     if (g->ops->poisoned != NULL) g->ops->poisoned(g);
-    return st;
-}
-
-dcp_status dcp__group_poison(dcp_group *g, dcp_status code, const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    const dcp_status st = poison_v(g, code, fmt, args);
-    va_end(args);
     return st;
 }
 

@@ -14,7 +14,9 @@
 struct dcp__poison {
     _Atomic uint32_t state; /* 0 none, 1 being written, 2 readable */
     int32_t code;
-    char text[496];
+    int32_t line;
+    char file[100];
+    char text[400];
 };
 enum { DCP__POISON_NONE = 0, DCP__POISON_WRITING = 1, DCP__POISON_SET = 2 };
 
@@ -103,7 +105,7 @@ dcp_status dcp__group_load_fault(int size, bool ranks_are_processes);
 
 static inline bool dcp__group_is_poisoned(const dcp_group *g)
 {
-    return atomic_load_explicit(&g->poison->state, memory_order_relaxed) != DCP__POISON_NONE;
+    return atomic_load_explicit(&g->poison->state, memory_order_acquire) != DCP__POISON_NONE;
 }
 /* What a call returns that finds the group poisoned: the cause the first time on this handle,
  * POISONED afterwards. */

@@ -105,13 +105,17 @@ static bool record_awaited(struct dcp__mem_group *m, int rank, const void *ctx)
                                 memory_order_acquire) != record;
 }
 
-static dcp_status await_slot(struct dcp__mem_group *m, struct dcp__wait *w,
-                             struct dcp__mem_slot *slot, uint32_t record)
+static dcp_status await_slot(struct dcp__mem_group *m, struct dcp__wait *w, int rank,
+                             uint32_t record)
 {
+    struct dcp__mem_slot *const slot = dcp__mem_slot_at(m->core, record, rank);
     while (atomic_load_explicit(&slot->seq, memory_order_acquire) != record) {
         const enum dcp__wait_step step = dcp__wait_next(w, m->may_spin);
         if (step == DCP__WAIT_AGAIN) {
-            if (dcp__group_is_poisoned(&m->base)) return dcp__group_poison_status(&m->base);
+            /* A peer may have arrived first and given up after: its arrival counts. */
+            if (dcp__group_is_poisoned(&m->base) && record_awaited(m, rank, &record)) {
+                return dcp__group_poison_status(&m->base);
+            }
             continue;
         }
         DCP_TRY(dcp__mem_check(m, w, record_awaited, &record));
@@ -140,7 +144,7 @@ dcp_status dcp__mem_record(dcp_group *g, const void *send, size_t n_bytes, void 
         const int r = g->rank + i < g->size ? g->rank + i : g->rank + i - g->size;
         struct dcp__mem_slot *const slot = dcp__mem_slot_at(core, record, r);
         if (atomic_load_explicit(&slot->seq, memory_order_acquire) != record) {
-            DCP_TRY(await_slot(m, &w, slot, record));
+            DCP_TRY(await_slot(m, &w, r, record));
         }
     }
     /* Everybody sees the same sizes, so everybody fails and nothing needs to be poisoned. */

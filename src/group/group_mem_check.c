@@ -112,7 +112,15 @@ static dcp_status poison_late(struct dcp__mem_group *m, const struct dcp__wait *
 dcp_status dcp__mem_check(struct dcp__mem_group *m, struct dcp__wait *w,
                           dcp__is_awaited_fn *is_awaited, const void *ctx)
 {
-    if (dcp__group_is_poisoned(&m->base)) return dcp__group_poison_status(&m->base);
+    if (dcp__group_is_poisoned(&m->base)) {
+        /* What peers gave before the failure still counts. */
+        for (int r = 0; r < m->base.size; r++) {
+            if (r != m->base.rank && is_awaited(m, r, ctx)) {
+                return dcp__group_poison_status(&m->base);
+            }
+        }
+        return DCP_OK;
+    }
     const int64_t now = dcp__now_ns();
     const bool look_into_proc = m->core->check_pids && now - w->proc_ns >= PROC_EVERY_NS;
     if (look_into_proc) w->proc_ns = now;

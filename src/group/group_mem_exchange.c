@@ -259,7 +259,9 @@ dcp_status dcp__mem_exchange_wait(dcp_group *g, unsigned slot)
             continue;
         }
         if (dcp__wait_next(&w, m->may_spin) == DCP__WAIT_AGAIN) {
-            if (dcp__group_is_poisoned(g)) return dcp__group_poison_status(g);
+            if (!dcp__group_is_poisoned(g)) continue;
+            DCP_TRY(move_all(m, &moved)); /* what peers gave before the failure */
+            if (!moved) return dcp__group_poison_status(g);
             continue;
         }
         DCP_TRY(dcp__mem_check(m, &w, exchange_awaited, o));

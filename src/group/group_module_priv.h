@@ -10,8 +10,8 @@
 
 typedef dcp_status dcp__fail_at_fn(dcp_status st, const char *file, int line, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
-typedef dcp_status dcp__poison_fn(dcp_group *g, dcp_status code, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
+typedef dcp_status dcp__poison_at_fn(dcp_group *g, dcp_status code, const char *file, int line,
+                                     const char *fmt, ...) __attribute__((format(printf, 5, 6)));
 
 struct dcp__group_module {
     size_t struct_size;
@@ -25,7 +25,7 @@ struct dcp__group_module {
     dcp_status (*init)(dcp_group *g, const struct dcp__group_ops *ops, int rank, int size,
                        int64_t deadline_ns, struct dcp__poison *poison);
     void (*fini)(dcp_group *g);
-    dcp__poison_fn *poison;
+    dcp__poison_at_fn *poison_at;
     dcp_status (*poison_status)(dcp_group *g);
     const char *(*call_name)(uint32_t call);
     enum dcp__wait_step (*wait_next)(struct dcp__wait *w, bool may_spin);

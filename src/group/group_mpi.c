@@ -24,6 +24,7 @@
 #endif
 
 #define FAIL(st, ...) lib()->fail_at((st), __FILE__, __LINE__, __VA_ARGS__)
+#define POISON(g, code, ...) lib()->poison_at((g), (code), __FILE__, __LINE__, __VA_ARGS__)
 
 enum { TAG = 7, BOUNCE_BYTES = 1 << 20 };
 static const int64_t yield_ns = 1000000; /* then the tests get pauses */
@@ -79,8 +80,8 @@ static dcp_status poison_mpi(dcp_group *g, const char *what, int rc)
     (void)MPI_Error_string(rc, text, &n);
     (void)MPI_Error_class(rc, &error_class);
     const dcp_status st = error_class == MPI_ERR_TRUNCATE ? DCP_ERR_MISMATCH : DCP_ERR_SYS;
-    return lib()->poison(g, st, "rank %d: %s in %s: %.300s", g->rank, what,
-                         lib()->call_name((uint32_t)g->call), text);
+    return POISON(g, st, "rank %d: %s in %s: %.300s", g->rank, what,
+                  lib()->call_name((uint32_t)g->call), text);
 }
 
 /* --- waiting: MPI only makes progress inside its calls, so a wait is a series of tests --- */
@@ -112,11 +113,11 @@ static dcp_status wait_collective(dcp_group *g, MPI_Request *request)
             return lib()->poison_status(g);
         }
         if (is_late(g, &w)) {
-            return lib()->poison(g, DCP_ERR_TIMEOUT,
-                                 "rank %d waited %.1f s in %s for ranks that did not arrive (MPI "
-                                 "does not say which)",
-                                 g->rank, (double)g->deadline_ns * 1e-9,
-                                 lib()->call_name((uint32_t)g->call));
+            return POISON(g, DCP_ERR_TIMEOUT,
+                          "rank %d waited %.1f s in %s for ranks that did not arrive (MPI "
+                          "does not say which)",
+                          g->rank, (double)g->deadline_ns * 1e-9,
+                          lib()->call_name((uint32_t)g->call));
         }
         pause_between_tests(&w);
     }
@@ -215,9 +216,9 @@ static dcp_status mpi_exchange_test(dcp_group *g, unsigned slot, bool *done_out)
             int got = 0;
             (void)MPI_Get_count(&m->statuses[i], MPI_BYTE, &got);
             if (got == o->n_bytes[i]) continue;
-            return lib()->poison(g, DCP_ERR_MISMATCH,
-                                 "exchange: rank %d sends %d bytes, rank %d expects %d",
-                                 o->peers[i], got, g->rank, o->n_bytes[i]);
+            return POISON(g, DCP_ERR_MISMATCH,
+                          "exchange: rank %d sends %d bytes, rank %d expects %d", o->peers[i], got,
+                          g->rank, o->n_bytes[i]);
         }
     }
     if (done) o->is_open = false;
@@ -238,9 +239,8 @@ static dcp_status poison_late_exchange(dcp_group *g, struct mpi_open *o)
         used += (size_t)snprintf(late + used, sizeof(late) - used, " %d%s", o->peers[i],
                                  i < o->n_sends ? " (to)" : " (from)");
     }
-    return lib()->poison(g, DCP_ERR_TIMEOUT,
-                         "rank %d waited %.1f s in exchange; unfinished with ranks:%s", g->rank,
-                         (double)g->deadline_ns * 1e-9, late);
+    return POISON(g, DCP_ERR_TIMEOUT, "rank %d waited %.1f s in exchange; unfinished with ranks:%s",
+                  g->rank, (double)g->deadline_ns * 1e-9, late);
 }
 
 static dcp_status mpi_exchange_wait(dcp_group *g, unsigned slot)

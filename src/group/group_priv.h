@@ -54,9 +54,12 @@ bool dcp__group_all_see(const dcp_group *g);
  * thread that holds it. */
 dcp_status dcp__group_enter(dcp_group *g);
 void dcp__group_leave(dcp_group *g);
-/* Poison with a code and text that peers will see ("rank 2: ..."). Returns code, last error set. */
-dcp_status dcp__group_poison(dcp_group *g, dcp_status code, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
+/* Poison with a code and text that peers will see ("rank 2: ..."), and the place in the source.
+ * Returns code, or the first cause's where another was first; last error set. */
+dcp_status dcp__group_poison_at(dcp_group *g, dcp_status code, const char *file, int line,
+                                const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+#define dcp__group_poison(g, code, ...)                                                            \
+    dcp__group_poison_at((g), (code), __FILE__, __LINE__, __VA_ARGS__)
 
 /* Fault injection for tests: DCP_ATTN_FAULT="kill|stop|exit|delay:POINT:RANK[:COUNT]" strikes when
  * RANK passes the named POINT for the COUNT-th time (delay sleeps past the deadline). One getenv at

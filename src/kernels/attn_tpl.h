@@ -38,8 +38,9 @@ enum {
     MR = 6,                      /* rows of a register block */
     PANEL = VF_PANEL * VF_LANES, /* keys or value dims across a register block */
     N_KV = KEYS / VF_LANES,      /* vectors of a row of scores */
-    AHEAD = KEYS,                /* keys that row pointers run ahead of a block, for prefetching */
-    DIRECT_ROWS = 2 * MR         /* up to here V is widened on the fly */
+    AHEAD = VF_LANES,            /* keys that row pointers run ahead of a block, for prefetching */
+    /* Up to here ("few rows") K is transposed in registers and V widened on the fly. */
+    FEW_ROWS = VF_FEW_PANELS * MR
 };
 
 /* Rows [0, n_rows) of a tile: row r is token t0 + r / n_heads, head j0 + r % n_heads. */
@@ -57,58 +58,80 @@ struct tile {
     float *kt;                  /* [KEYS / PANEL][dk][PANEL] */
     float *v;                   /* [dv_pad / PANEL][KEYS][PANEL] */
     float *o;                   /* [n_rows][dv_pad], relative to 2^max */
-    float *s;                   /* [MR][KEYS] */
+    float *s;                   /* [FEW_ROWS][KEYS] */
     float *max, *sum, *sum_low; /* [n_rows] */
     int64_t *row_lo, *row_hi;   /* [n_rows] */
     const char *k_rows[KEYS + AHEAD], *v_rows[KEYS + AHEAD];
 };
 
-/* ---- packing: natural rows of any type to f32 --------------------------------------------------
- */
+/* ---- natural rows of any type to f32 ---- */
 
-/* VF_LANES keys to kt columns [0, VF_LANES), PANEL floats a line. */
-ATTN_INLINE void pack_keys(const char *const *rows, int64_t dk, dcp_dtype dtype, float *kt)
+ATTN_INLINE int64_t bytes_of(dcp_dtype dtype)
 {
-    const int64_t step = dtype == DCP_F32 ? VF_LANES : 2 * VF_LANES;
-    const int64_t elem_bytes = dtype == DCP_F32 ? 4 : 2;
-    for (int64_t d = 0; d < dk; d += step) {
-        const int64_t n = attn_min(step, dk - d);
-        vf x[VF_LANES];
-        VF_UNROLL for (int i = 0; i < VF_LANES; i++)
-        {
-            const char *const at = rows[i] + d * elem_bytes;
-            if (dtype == DCP_F32)
-                x[i] = n == step ? vf_load((const float *)(const void *)at)
-                                 : vf_load_n((const float *)(const void *)at, n);
-            else
-                x[i] = n == step ? vf_load_pairs((const uint16_t *)(const void *)at)
-                                 : vf_load_pairs_n((const uint16_t *)(const void *)at, n);
-        }
-        vf_transpose(x);
-        float *const to = kt + d * PANEL;
+    return dtype == DCP_F32 ? 4 : 2;
+}
+ATTN_INLINE vf pair_low(vf pairs, dcp_dtype dtype)
+{
+    return dtype == DCP_BF16 ? vf_bf16_low(pairs) : vf_f16_low(pairs);
+}
+ATTN_INLINE vf pair_high(vf pairs, dcp_dtype dtype)
+{
+    return dtype == DCP_BF16 ? vf_bf16_high(pairs) : vf_f16_high(pairs);
+}
+/* Dims [d, d + n) of VF_LANES keys, transposed: x[i] holds dim d + i (f32), or dims d + 2i and
+ * d + 2i + 1 in pairs (16 bits), of every key. is_full: n is as many as x can hold. The same dims
+ * of the rows ahead are prefetched. */
+ATTN_INLINE void load_keys(const char *const *rows, const char *const *ahead, int64_t d, int64_t n,
+                           bool is_full, dcp_dtype dtype, vf x[VF_LANES])
+{
+    VF_UNROLL for (int i = 0; i < VF_LANES; i++)
+    {
+        const void *const at = rows[i] + d * bytes_of(dtype);
+        __builtin_prefetch(ahead[i] + d * bytes_of(dtype));
+        if (dtype == DCP_F32)
+            x[i] = is_full ? vf_load(at) : vf_load_n(at, n);
+        else
+            x[i] = is_full ? vf_load_pairs(at) : vf_load_pairs_n(at, n);
+    }
+    vf_transpose(x);
+}
+/* The same as floats to kt [n][PANEL], of which these keys are VF_LANES columns. */
+ATTN_INLINE void pack_key_dims(const char *const *rows, const char *const *ahead, int64_t d,
+                               int64_t n, bool is_full, dcp_dtype dtype, float *kt)
+{
+    vf x[VF_LANES];
+    load_keys(rows, ahead, d, n, is_full, dtype, x);
+    VF_UNROLL for (int i = 0; i < VF_LANES; i++)
+    {
         if (dtype == DCP_F32) {
-            for (int i = 0; i < VF_LANES && i < n; i++) vf_store(to + i * PANEL, x[i]);
-            continue;
-        }
-        for (int i = 0; i < VF_LANES && 2 * i < n; i++) {
-            vf_store(to + 2 * i * PANEL, dtype == DCP_BF16 ? vf_bf16_low(x[i]) : vf_f16_low(x[i]));
-            if (2 * i + 1 < n)
-                vf_store(to + (2 * i + 1) * PANEL,
-                         dtype == DCP_BF16 ? vf_bf16_high(x[i]) : vf_f16_high(x[i]));
+            if (is_full || i < n) vf_store(kt + i * PANEL, x[i]);
+        } else {
+            float *const to = kt + 2 * i * PANEL;
+            if (is_full || 2 * i < n) vf_store(to, pair_low(x[i], dtype));
+            if (is_full || 2 * i + 1 < n) vf_store(to + PANEL, pair_high(x[i], dtype));
         }
     }
+}
+ATTN_INLINE void pack_keys(const char *const *rows, const char *const *ahead, int64_t dk,
+                           dcp_dtype dtype, float *kt)
+{
+    const int64_t step = dtype == DCP_F32 ? VF_LANES : 2 * VF_LANES;
+    int64_t d = 0;
+    for (; d + step <= dk; d += step)
+        pack_key_dims(rows, ahead, d, step, true, dtype, kt + d * PANEL);
+    if (d < dk) pack_key_dims(rows, ahead, d, dk - d, false, dtype, kt + d * PANEL);
 }
 
 ATTN_INLINE vf load_value(const char *row, int64_t d, dcp_dtype dtype)
 {
-    if (dtype == DCP_F32) return vf_load((const float *)(const void *)row + d);
-    const uint16_t *const at = (const uint16_t *)(const void *)row + d;
+    const void *const at = row + d * bytes_of(dtype);
+    if (dtype == DCP_F32) return vf_load(at);
     return dtype == DCP_BF16 ? vf_load_bf16(at) : vf_load_f16(at);
 }
 ATTN_INLINE vf load_value_n(const char *row, int64_t d, int64_t n, dcp_dtype dtype)
 {
-    if (dtype == DCP_F32) return vf_load_n((const float *)(const void *)row + d, n);
-    const uint16_t *const at = (const uint16_t *)(const void *)row + d;
+    const void *const at = row + d * bytes_of(dtype);
+    if (dtype == DCP_F32) return vf_load_n(at, n);
     return dtype == DCP_BF16 ? vf_load_bf16_n(at, n) : vf_load_f16_n(at, n);
 }
 /* Dims [d, d + PANEL) of value rows [first, end) of the block to v [KEYS][PANEL], zeros from dv on.
@@ -121,78 +144,139 @@ ATTN_INLINE void pack_values(const char *const *rows, int64_t first, int64_t end
         {
             const int64_t at = d + x * VF_LANES;
             const int64_t n = dv - at;
-            vf_store(v + i * PANEL + x * VF_LANES, n >= VF_LANES ? load_value(rows[i], at, dtype)
-                                                   : n > 0 ? load_value_n(rows[i], at, n, dtype)
-                                                           : vf_set1(0.0f));
+            vf value = vf_set1(0.0f);
+            if (n >= VF_LANES)
+                value = load_value(rows[i], at, dtype);
+            else if (n > 0)
+                value = load_value_n(rows[i], at, n, dtype);
+            vf_store(v + i * PANEL + x * VF_LANES, value);
         }
     }
 }
 
-/* ---- the two products, n rows (a constant once inlined) ----------------------------------------
- */
+/* ---- the two products, n rows (a constant once inlined) ---- */
 
-/* Memory is asked for evenly while the products run: a step's share of the next block's rows (64
- * bytes for each 32 floats of kt: one line a row and 32 dims of 16 bits). */
-ATTN_INLINE void prefetch_keys(const char *const *rows, int64_t step)
-{
-    for (int64_t line = step * PANEL / 32; line < (step + 1) * PANEL / 32; line++)
-        __builtin_prefetch(rows[line % PANEL] + line / PANEL * 64);
-}
-
-/* s[r][0..PANEL) = sum_d q[d][r] * kt[d][.]; ahead: PANEL rows to prefetch, or NULL. */
-ATTN_INLINE void scores_n(int n, const float *q, const float *kt, int64_t dk,
-                          const char *const *ahead, float *s)
+/* s[r][0..PANEL) = sum_d q[d][r] * kt[d][.] */
+ATTN_INLINE void scores_n(int n, const float *q, const float *kt, int64_t dk, float *s)
 {
     vf acc[MR][VF_PANEL];
-    VF_UNROLL for (int r = 0; r < n; r++)
+    VF_UNROLL for (int i = 0; i < n * VF_PANEL; i++)
     {
-        VF_UNROLL for (int x = 0; x < VF_PANEL; x++) acc[r][x] = vf_set1(0.0f);
+        acc[i / VF_PANEL][i % VF_PANEL] = vf_set1(0.0f);
     }
     for (int64_t d = 0; d < dk; d++) {
         vf k[VF_PANEL];
-        if (ahead != NULL) prefetch_keys(ahead, d);
-        VF_UNROLL for (int x = 0; x < VF_PANEL; x++) k[x] = vf_load(kt + d * PANEL + x * VF_LANES);
+        VF_UNROLL for (int x = 0; x < VF_PANEL; x++)
+        {
+            k[x] = vf_load(kt + d * PANEL + x * VF_LANES);
+        }
         VF_UNROLL for (int r = 0; r < n; r++)
         {
             const vf one_q = vf_set1(q[d * MR + r]);
-            VF_UNROLL for (int x = 0; x < VF_PANEL; x++) acc[r][x] = vf_fma(one_q, k[x], acc[r][x]);
+            VF_UNROLL for (int x = 0; x < VF_PANEL; x++)
+            {
+                acc[r][x] = vf_fma(one_q, k[x], acc[r][x]);
+            }
         }
     }
     VF_UNROLL for (int r = 0; r < n; r++)
     {
         VF_UNROLL for (int x = 0; x < VF_PANEL; x++)
+        {
             vf_store(s + r * KEYS + x * VF_LANES, acc[r][x]);
+        }
     }
+}
+
+/* acc[r] += q[d][r] * x for n rows; q in panels of MR rows. */
+ATTN_INLINE void add_dim(int n, const float *q, int64_t dk, int64_t d, vf x, vf *acc)
+{
+    VF_UNROLL for (int r = 0; r < n; r++)
+    {
+        const float *const one_q = q + r / MR * MR * dk + d * MR + r % MR;
+        acc[r] = vf_fma(vf_set1(*one_q), x, acc[r]);
+    }
+}
+/* s[r][0..VF_LANES) = q k of VF_LANES keys straight from their rows: the same chains as scores_n.
+ */
+ATTN_INLINE void scores_direct_n(int n, const float *q, const char *const *rows,
+                                 const char *const *ahead, int64_t dk, dcp_dtype dtype, float *s)
+{
+    const int64_t step = dtype == DCP_F32 ? VF_LANES : 2 * VF_LANES;
+    vf acc[FEW_ROWS];
+    VF_UNROLL for (int r = 0; r < n; r++)
+    {
+        acc[r] = vf_set1(0.0f);
+    }
+    int64_t d = 0;
+    for (; d + step <= dk; d += step) {
+        vf x[VF_LANES];
+        load_keys(rows, ahead, d, step, true, dtype, x);
+        VF_UNROLL for (int i = 0; i < VF_LANES; i++)
+        {
+            if (dtype == DCP_F32) {
+                add_dim(n, q, dk, d + i, x[i], acc);
+            } else {
+                add_dim(n, q, dk, d + 2 * i, pair_low(x[i], dtype), acc);
+                add_dim(n, q, dk, d + 2 * i + 1, pair_high(x[i], dtype), acc);
+            }
+        }
+    }
+    if (d < dk) {
+        float rest[2 * VF_LANES * PANEL];
+        pack_key_dims(rows, ahead, d, dk - d, false, dtype, rest);
+        for (int64_t i = d; i < dk; i++) add_dim(n, q, dk, i, vf_load(rest + (i - d) * PANEL), acc);
+    }
+    VF_UNROLL for (int r = 0; r < n; r++)
+    {
+        vf_store(s + r * KEYS, acc[r]);
+    }
+}
+
+/* What to prefetch for the rows that are read after these: n_lines lines of 64 bytes of each. */
+struct next_rows {
+    const char *const *rows; /* [AHEAD] */
+    int64_t offset_bytes, n_lines;
+};
+ATTN_INLINE void prefetch_ahead(const char *const *rows, int64_t i, int64_t end,
+                                int64_t offset_bytes, int64_t n_bytes, const struct next_rows *next)
+{
+    const char *at = rows[i + AHEAD] + offset_bytes;
+    if (i + AHEAD >= end) {
+        at = next->rows[i + AHEAD - end] + next->offset_bytes;
+        n_bytes = next->n_lines * 64;
+    }
+    for (int64_t x = 0; x < n_bytes; x += 64) __builtin_prefetch(at + x);
 }
 
 /* o[r][0..PANEL) = o * rescale[r] + sum over keys [first, end) of p[r][key] * value[key][.]; values
  * from natural rows (rows, dims from d on) or, with rows NULL, from v [KEYS][PANEL]. */
 ATTN_INLINE void values_n(int n, const float *p, const char *const *rows, int64_t d,
-                          dcp_dtype dtype, const float *v, int64_t first, int64_t end,
-                          const float *rescale, float *o, int64_t o_pitch)
+                          dcp_dtype dtype, const struct next_rows *next, const float *v,
+                          int64_t first, int64_t end, const float *rescale, float *o,
+                          int64_t o_pitch)
 {
     vf acc[MR][VF_PANEL];
-    VF_UNROLL for (int r = 0; r < n; r++)
+    VF_UNROLL for (int i = 0; i < n * VF_PANEL; i++)
     {
-        VF_UNROLL for (int x = 0; x < VF_PANEL; x++) acc[r][x] = vf_set1(0.0f);
+        acc[i / VF_PANEL][i % VF_PANEL] = vf_set1(0.0f);
     }
     for (int64_t i = first; i < end; i++) {
         vf value[VF_PANEL];
-        if (rows != NULL) {
-            const int64_t elem_bytes = dtype == DCP_F32 ? 4 : 2;
-            for (int64_t at = 0; at < PANEL * elem_bytes; at += 64)
-                __builtin_prefetch(rows[i + AHEAD] + d * elem_bytes + at);
-            VF_UNROLL for (int x = 0; x < VF_PANEL; x++) value[x] =
-                load_value(rows[i], d + x * VF_LANES, dtype);
-        } else {
-            VF_UNROLL for (int x = 0; x < VF_PANEL; x++) value[x] =
-                vf_load(v + i * PANEL + x * VF_LANES);
+        if (rows != NULL)
+            prefetch_ahead(rows, i, end, d * bytes_of(dtype), PANEL * bytes_of(dtype), next);
+        VF_UNROLL for (int x = 0; x < VF_PANEL; x++)
+        {
+            value[x] = rows != NULL ? load_value(rows[i], d + x * VF_LANES, dtype)
+                                    : vf_load(v + i * PANEL + x * VF_LANES);
         }
         VF_UNROLL for (int r = 0; r < n; r++)
         {
             const vf weight = vf_set1(p[r * KEYS + i]);
-            VF_UNROLL for (int x = 0; x < VF_PANEL; x++) acc[r][x] =
-                vf_fma(weight, value[x], acc[r][x]);
+            VF_UNROLL for (int x = 0; x < VF_PANEL; x++)
+            {
+                acc[r][x] = vf_fma(weight, value[x], acc[r][x]);
+            }
         }
     }
     VF_UNROLL for (int r = 0; r < n; r++)
@@ -230,30 +314,43 @@ ATTN_INLINE void values_n(int n, const float *p, const char *const *rows, int64_
     }
 
 ATTN_NOINLINE void scores(int n, const float *q, const float *kt, int64_t dk, float *s){
-#define ATTN_CALL(rows) scores_n(rows, q, kt, dk, NULL, s)
+#define ATTN_CALL(c) scores_n(c, q, kt, dk, s)
     ATTN_ROWS_SWITCH(n, ATTN_CALL)
 #undef ATTN_CALL
-} ATTN_NOINLINE void scores_ahead(int n, const float *q, const float *kt, int64_t dk,
-                                  const char *const *ahead, float *s){
-#define ATTN_CALL(rows) scores_n(rows, q, kt, dk, ahead, s)
-    ATTN_ROWS_SWITCH(n, ATTN_CALL)
-#undef ATTN_CALL
-} ATTN_NOINLINE void values_packed(int n, const float *p, const float *v, int64_t first,
-                                   int64_t end, const float *rescale, float *o, int64_t o_pitch){
-#define ATTN_CALL(rows) values_n(rows, p, NULL, 0, DCP_F32, v, first, end, rescale, o, o_pitch)
-    ATTN_ROWS_SWITCH(n, ATTN_CALL)
-#undef ATTN_CALL
-} ATTN_INLINE
-    void values_direct(int n, const float *p, const char *const *v_rows, int64_t d, dcp_dtype dtype,
-                       int64_t first, int64_t end, const float *rescale, float *o, int64_t o_pitch)
+}
+/* n from 1 to FEW_ROWS. q is 0 in the rows that fill its last panel, so one case may serve more. */
+ATTN_INLINE void scores_direct(int n, const float *q, const char *const *rows,
+                               const char *const *ahead, int64_t dk, dcp_dtype dtype, float *s)
 {
-#define ATTN_CALL(rows) values_n(rows, p, v_rows, d, dtype, NULL, first, end, rescale, o, o_pitch)
+#define ATTN_CALL(c) scores_direct_n(c, q, rows, ahead, dk, dtype, s)
+#if VF_FEW_PANELS == 2
+    if (n > 8) {
+        ATTN_CALL(2 * MR);
+        return;
+    }
+    if (n > MR) {
+        ATTN_CALL(8);
+        return;
+    }
+#endif
+    ATTN_ROWS_SWITCH(n, ATTN_CALL)
+#undef ATTN_CALL
+}
+ATTN_NOINLINE void values_packed(int n, const float *p, const float *v, int64_t first, int64_t end,
+                                 const float *rescale, float *o, int64_t o_pitch){
+#define ATTN_CALL(c) values_n(c, p, NULL, 0, DCP_F32, NULL, v, first, end, rescale, o, o_pitch)
+    ATTN_ROWS_SWITCH(n, ATTN_CALL)
+#undef ATTN_CALL
+} ATTN_INLINE void values_direct(int n, const float *p, const char *const *v_rows, int64_t d,
+                                 dcp_dtype dtype, const struct next_rows *next, int64_t first,
+                                 int64_t end, const float *rescale, float *o, int64_t o_pitch)
+{
+#define ATTN_CALL(c) values_n(c, p, v_rows, d, dtype, next, NULL, first, end, rescale, o, o_pitch)
     ATTN_ROWS_SWITCH(n, ATTN_CALL)
 #undef ATTN_CALL
 }
 
-/* ---- softmax of one row of a block -------------------------------------------------------------
- */
+/* ---- softmax of one row of a block ---- */
 
 /* 2^n for an integer n <= 0; 0 from -127 down. */
 static inline float pow2_int(float n)
@@ -306,8 +403,7 @@ ATTN_INLINE float softmax_row(struct tile *tile, int64_t r, float *s, int64_t fi
     return rescale;
 }
 
-/* ---- a tile ------------------------------------------------------------------------------------
- */
+/* ---- a tile ---- */
 
 /* Visible keys of row r in the block at begin, relative to it. */
 static inline void row_span(const struct tile *tile, int64_t r, int64_t begin, int64_t *first_out,
@@ -317,78 +413,111 @@ static inline void row_span(const struct tile *tile, int64_t r, int64_t begin, i
     *end_out = attn_max(attn_min(tile->row_hi[r] - begin, KEYS), *first_out);
 }
 
-/* o += P V of rows [r, r + n) of a register block, all of which see keys [first, end). */
-ATTN_INLINE void add_values(struct tile *tile, int64_t r, int n, const float *p, bool packed,
+/* o += P V of rows [r, r + n), n <= MR, all of which see keys [first, end). */
+ATTN_INLINE void add_values(struct tile *tile, int64_t r, int n, const float *p, bool few,
                             int64_t first, int64_t end, const float *rescale, dcp_dtype dtype)
 {
     for (int64_t d = 0; d < tile->dv; d += PANEL) {
         float *const o = tile->o + r * tile->dv_pad + d;
-        if (packed || d + PANEL > tile->dv)
+        if (!few || d + PANEL > tile->dv) {
             values_packed(n, p, tile->v + d * KEYS, first, end, rescale, o, tile->dv_pad);
-        else
-            values_direct(n, p, tile->v_rows, d, dtype, first, end, rescale, o, tile->dv_pad);
+            continue;
+        }
+        /* Next come the next dims of these values, or the keys of the next block. */
+        const bool is_last = d + 2 * PANEL > tile->dv;
+        const struct next_rows next = {
+            .rows = is_last ? tile->k_rows + KEYS : tile->v_rows + first,
+            .offset_bytes = is_last ? 0 : (d + PANEL) * bytes_of(dtype),
+            .n_lines = ((is_last ? tile->dk : PANEL) * bytes_of(dtype) + 63) / 64,
+        };
+        values_direct(n, p, tile->v_rows, d, dtype, &next, first, end, rescale, o, tile->dv_pad);
     }
 }
 
-/* Rows [r0, r0 + n) against the block at begin. */
-ATTN_INLINE void attend_rows(struct tile *tile, int64_t r0, int n, int64_t begin, bool packed,
-                             dcp_dtype dtype)
+/* Softmax and values of rows [r0, r0 + n), n <= FEW_ROWS, scores in s. */
+ATTN_INLINE void weigh_rows(struct tile *tile, int64_t r0, int n, int64_t begin, bool few,
+                            dcp_dtype dtype)
 {
-    float rescale[MR];
-    int64_t first[MR];
-    int64_t end[MR];
-    bool any = false;
+    float rescale[FEW_ROWS];
+    int64_t first[FEW_ROWS];
+    int64_t end[FEW_ROWS];
     for (int r = 0; r < n; r++) {
         row_span(tile, r0 + r, begin, &first[r], &end[r]);
-        any = any || first[r] < end[r];
-    }
-    if (!any) return;
-    for (int64_t key = 0; key < KEYS; key += PANEL)
-        if (r0 == 0)
-            scores_ahead(n, tile->q, tile->kt + key * tile->dk, tile->dk, tile->k_rows + KEYS + key,
-                         tile->s + key);
-        else
-            scores(n, tile->q + r0 * tile->dk, tile->kt + key * tile->dk, tile->dk, tile->s + key);
-    for (int r = 0; r < n; r++)
+        rescale[r] = 1.0f;
         if (first[r] < end[r])
             rescale[r] = softmax_row(tile, r0 + r, tile->s + r * KEYS, first[r], end[r]);
-    /* Runs of rows that see the same keys. */
+    }
+    /* Runs of rows that see the same keys. 7 to 10 rows go in halves: 4 + 4, not 6 + 2. */
+    const int most = n > MR && n <= 10 ? (n + 1) / 2 : MR;
     for (int r = 0; r < n;) {
         int run = 1;
-        while (r + run < n && first[r + run] == first[r] && end[r + run] == end[r]) run++;
+        while (run < most && r + run < n && first[r + run] == first[r] && end[r + run] == end[r])
+            run++;
         if (first[r] < end[r])
-            add_values(tile, r0 + r, run, tile->s + r * KEYS, packed, first[r], end[r], rescale + r,
+            add_values(tile, r0 + r, run, tile->s + r * KEYS, few, first[r], end[r], rescale + r,
                        dtype);
         r += run;
     }
 }
 
-ATTN_INLINE void attend_block(struct tile *tile, int64_t begin, dcp_dtype dtype)
+static inline bool sees_any(const struct tile *tile, int64_t r0, int64_t n, int64_t begin)
 {
-    const int64_t elem_bytes = dtype == DCP_F32 ? 4 : 2;
-    /* Row pointers of the block and some keys more; those that no row sees point to one that is
-     * there: their scores are masked, their values skipped. */
-    const int64_t first = attn_max(tile->lo - begin, 0);
-    const int64_t end = attn_min(tile->hi - begin, KEYS);
-    const int64_t end_ahead = attn_min(tile->hi - begin, KEYS + AHEAD);
-    attn_key_rows(tile->job, begin + first, begin + end_ahead, elem_bytes, tile->k_rows + first,
+    for (int64_t r = r0; r < r0 + n; r++) {
+        int64_t first;
+        int64_t end;
+        row_span(tile, r, begin, &first, &end);
+        if (first < end) return true;
+    }
+    return false;
+}
+
+/* Row pointers of the block at begin and AHEAD keys more; those that no row sees point to one that
+ * is there: their scores are masked, their values skipped. */
+ATTN_INLINE void find_rows(struct tile *tile, int64_t begin, int64_t first, int64_t elem_bytes)
+{
+    const int64_t end = attn_min(tile->hi - begin, KEYS + AHEAD);
+    attn_key_rows(tile->job, begin + first, begin + end, elem_bytes, tile->k_rows + first,
                   tile->v_rows + first);
     for (int64_t i = 0; i < first; i++) {
         tile->k_rows[i] = tile->k_rows[first];
         tile->v_rows[i] = tile->v_rows[first];
     }
-    for (int64_t i = end_ahead; i < KEYS + AHEAD; i++) {
-        tile->k_rows[i] = tile->k_rows[end_ahead - 1];
-        tile->v_rows[i] = tile->v_rows[end_ahead - 1];
+    for (int64_t i = end; i < KEYS + AHEAD; i++) {
+        tile->k_rows[i] = tile->k_rows[end - 1];
+        tile->v_rows[i] = tile->v_rows[end - 1];
     }
-    for (int64_t key = 0; key < KEYS; key += VF_LANES)
-        pack_keys(tile->k_rows + key, tile->dk, dtype,
-                  tile->kt + key / PANEL * PANEL * tile->dk + key % PANEL);
-    const bool packed = tile->n_rows > DIRECT_ROWS;
-    for (int64_t d = packed ? 0 : tile->dv / PANEL * PANEL; d < tile->dv; d += PANEL)
+}
+
+ATTN_INLINE void attend_block(struct tile *tile, int64_t begin, dcp_dtype dtype)
+{
+    const bool few = tile->n_rows <= FEW_ROWS;
+    const int64_t first = attn_max(tile->lo - begin, 0);
+    const int64_t end = attn_min(tile->hi - begin, KEYS);
+    if (!sees_any(tile, 0, tile->n_rows, begin)) return;
+    find_rows(tile, begin, first, bytes_of(dtype));
+    for (int64_t key = 0; key < KEYS; key += VF_LANES) {
+        const char *const *const rows = tile->k_rows + key;
+        if (few) /* after the last keys come values */
+            scores_direct((int)tile->n_rows, tile->q, rows,
+                          key + AHEAD < KEYS ? rows + AHEAD : tile->v_rows, tile->dk, dtype,
+                          tile->s + key);
+        else
+            pack_keys(rows, rows + AHEAD, tile->dk, dtype,
+                      tile->kt + key / PANEL * PANEL * tile->dk + key % PANEL);
+    }
+    for (int64_t d = few ? tile->dv / PANEL * PANEL : 0; d < tile->dv; d += PANEL)
         pack_values(tile->v_rows, first, end, d, tile->dv, dtype, tile->v + d * KEYS);
-    for (int64_t r = 0; r < tile->n_rows; r += MR)
-        attend_rows(tile, r, (int)attn_min(MR, tile->n_rows - r), begin, packed, dtype);
+    if (few) {
+        weigh_rows(tile, 0, (int)tile->n_rows, begin, true, dtype);
+        return;
+    }
+    for (int64_t r = 0; r < tile->n_rows; r += MR) {
+        const int n = (int)attn_min(MR, tile->n_rows - r);
+        if (!sees_any(tile, r, n, begin)) continue;
+        for (int64_t key = 0; key < KEYS; key += PANEL)
+            scores(n, tile->q + r * tile->dk, tile->kt + key * tile->dk, tile->dk, tile->s + key);
+        weigh_rows(tile, r, n, begin, false, dtype);
+    }
 }
 
 static void tile_begin(struct tile *tile)
@@ -404,6 +533,7 @@ static void tile_begin(struct tile *tile)
     tile->scale2 = (float)((double)size * log2e);
     tile->cap_scale = cap != 0.0f ? job->scale / cap : 0.0f;
     tile->unit = (double)size / (double)tile->scale2;
+    memset(tile->q, 0, (size_t)((tile->n_rows + MR - 1) / MR * MR * tile->dk) * sizeof(*tile->q));
     tile->lo = INT64_MAX;
     tile->hi = INT64_MIN;
     for (int64_t r = 0; r < tile->n_rows; r++) {
@@ -460,7 +590,7 @@ static void tile_carve(struct tile *tile, void *scratch, int64_t n_rows)
     tile->o = at;
     at += rows * tile->dv_pad;
     tile->s = at;
-    at += MR * KEYS;
+    at += FEW_ROWS * KEYS;
     tile->max = at;
     tile->sum = at + rows;
     tile->sum_low = at + 2 * rows;

@@ -14,11 +14,15 @@
 /* ---- attention: rows of one KV head against a range of one view's keys
  * ------------------------------------------------------------- */
 /* Row (t, j): token t of n_tokens, query head j of the n_group heads that share this KV head. Keys
- * are local indices; row (t, .) sees [max(lo[t], key_begin), min(hi[t], key_end)). Results: out
- * normalised by the row's own sum, lse natural log; a row that sees nothing gets 0 and -inf. A
- * row's bits depend on its q, its visible range, key_begin/key_end and the keys alone: not on the
- * other rows of the job, nor on n_tokens. Key blocks are aligned to multiples of the kernel's block
- * in local index. */
+ * are local indices; row (t, .) sees [max(lo[t], key_begin), min(hi[t], key_end)), score
+ * scale * q.k, with softcap c: c * tanh(score / c). Results: out normalised by the row's own sum,
+ * lse natural log; a row that sees nothing (or only scores of -inf) gets 0 and -inf. Block table,
+ * keys and values outside the hull of what the rows see are not read; a key that one row sees and
+ * another does not never touches the other, NaN or not.
+ * Determinism: a row's bits depend on its q, its visible range (as cut by key_begin and key_end)
+ * and the keys alone: not on the other rows of the job, nor on n_tokens or n_group. The AVX2 and
+ * AVX-512 kernels give the same bits. Key blocks are aligned to multiples of DCP__ATTN_KEY_BLOCK in
+ * local index. n_tokens, n_group, dk, dv >= 1. out may not overlap q. */
 struct dcp__attn_job {
     const dcp_kv_view *view;
     int64_t kv_head;

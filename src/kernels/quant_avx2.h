@@ -4,6 +4,8 @@
 #ifndef DCP_KERNELS_QUANT_AVX2_H
 #define DCP_KERNELS_QUANT_AVX2_H
 
+#if defined(__AVX2__) /* else nothing: the header compiles anywhere */
+
 #include <immintrin.h>
 
 #include "kernels/quant_priv.h"
@@ -153,4 +155,5 @@ static inline __m256 load_bf16(const uint8_t *p)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16));
 }
 
+#endif
 #endif

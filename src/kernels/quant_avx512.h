@@ -8,6 +8,8 @@
 #ifndef DCP_KERNELS_QUANT_AVX512_H
 #define DCP_KERNELS_QUANT_AVX512_H
 
+#if defined(__AVX512BW__) /* else nothing: the header compiles anywhere */
+
 #include <immintrin.h>
 
 #include "kernels/quant_priv.h"
@@ -139,4 +141,5 @@ static inline __m512 load_bf16(const uint8_t *p, __mmask16 lanes)
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, p)), 16));
 }
 
+#endif
 #endif

@@ -10,6 +10,9 @@
 
 #include "kernels/simd_f32_coef.h"
 
+/* Panels of 6 rows whose sums fit the registers beside VF_LANES others. */
+#define VF_FEW_PANELS 1
+
 typedef __m256 vf;
 enum {
     VF_LANES = 8,

@@ -123,7 +123,7 @@ struct buffers {
 static struct buffers lay_out(const struct dcp_merge *m)
 {
     struct buffers b;
-    b.send = m->private_ws;
+    b.send = m->private_ws != NULL ? m->private_ws : m->small; /* NULL: all sizes are 0 */
     b.recv[0] = b.send + m->send_bytes;
     b.recv[1] = b.recv[0] + m->recv_bytes;
     b.gather_send = b.recv[1] + m->recv_bytes;

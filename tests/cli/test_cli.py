@@ -82,6 +82,11 @@ class Usage(unittest.TestCase):
         self.refused(["generate", "-m", "x", "-p", "y", "--raw", "--system", "z"], "--system", "--raw")
 
 
+def readme():
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
+        return f.read()
+
+
 class Help(unittest.TestCase):
     def options(self, command):
         rc, out, err = run(command, "--help")
@@ -97,16 +102,16 @@ class Help(unittest.TestCase):
                 self.assertLess(len(line), 121, line)
 
     def test_readme_names_every_option(self):
-        readme = open(os.path.join(ROOT, "README.md"), encoding="utf-8").read()
+        text = readme()
         for c in COMMANDS:
-            self.assertIn(f"dcp-attn {c}", readme)
+            self.assertIn(f"dcp-attn {c}", text)
             for n in self.options(c)[0]:
-                self.assertIn(f"{n}", readme, f"README.md does not name {n} of {c}")
+                self.assertTrue(re.search(rf"{n}[`\\s]", text), f"README.md does not name {n} of {c}")
 
     def test_readme_names_no_other_option(self):
-        readme = open(os.path.join(ROOT, "README.md"), encoding="utf-8").read()
         known = {n for c in COMMANDS for n in self.options(c)[0]} | {"--help", "--version"}
-        table = readme[readme.index("## Options"):]
+        table = readme()
+        table = table[table.index("## Options"):]
         table = table[:table.index("\n## ", 5)]
         for n in set(re.findall(r"`(?:-\w, )?(--[a-z-]+)", table)):
             self.assertIn(n, known)
@@ -209,6 +214,92 @@ class Files(unittest.TestCase):
         rc, out, err = run("tokenize", "-m", "./no/such/model.gguf", "-p", "x")
         self.assertEqual(rc, 1)
         self.assertIn("./no/such/model.gguf", err)
+
+
+CACHE = os.environ.get("DCP_ATTN_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "dcp-attn")
+LAYERS, KV_ROW_BYTES, PAGE_TOKENS = 30, 3 * 64 * 2 * 2, 64  # of SmolLM2 135M: K and V, bf16
+
+
+class Models(unittest.TestCase):
+    def setUp(self):
+        self.model = os.path.join(CACHE, "models", "smollm2-135m.gguf")
+        if not os.path.exists(self.model):
+            self.skipTest(f"no {self.model}; scripts/fetch-model.sh smollm2-135m fetches it")
+        self.dir = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.dir)
+
+    def generate(self, *args):
+        rc, out, err = run("generate", "-m", self.model, *args, timeout=300)
+        self.assertEqual(rc, 0, err)
+        return out, err
+
+    def said(self, *args):
+        return json.loads(self.generate("--json", *args)[0])
+
+    def test_by_name(self):
+        rc, out, err = run("tokenize", "-m", "smollm2-135m", "-p", "Hello", "--json", env={"DCP_ATTN_CACHE": CACHE})
+        self.assertEqual(rc, 0, err)
+        self.assertEqual(json.loads(out)["pieces"], ["Hello"])
+
+    def test_bytes_that_are_no_text(self):
+        path = os.path.join(self.dir, "bytes")
+        with open(path, "wb") as f:
+            f.write(b"a\xff\xc3\x28\xed\xa0\x80\xf0\x9f\x98\0z\xe2\x82")
+        rc, out, err = run("tokenize", "-m", self.model, "-f", path, "--json")
+        self.assertEqual(rc, 0, err)
+        self.assertIn("\ufffd", "".join(json.loads(out)["pieces"]))
+
+    def test_what_each_rank_owns(self):
+        text = "word " * 300
+        one = self.said("--raw", "-p", text, "--max-tokens", "1", "-n", "1")
+        page_bytes = LAYERS * PAGE_TOKENS * KV_ROW_BYTES
+        whole = one["table"][0]
+        for n in (2, 3, 4):
+            many = self.said("--raw", "-p", text, "--max-tokens", "1", "-n", str(n), "--interleave", str(1 + 15 * (n % 2)))
+            self.assertEqual(many["ids"], one["ids"])
+            table = many["table"]
+            self.assertEqual([r["rank"] for r in table], list(range(n)))
+            self.assertEqual(sum(r["kv_tokens"] for r in table), whole["kv_tokens"])
+            for r in table:
+                self.assertLessEqual(abs(r["kv_bytes"] - whole["kv_bytes"] / n), page_bytes)
+                self.assertEqual(r["weight_bytes"], r["weight_share_bytes"] + r["weight_replicated_bytes"])
+                self.assertEqual(r["weight_replicated_bytes"], table[0]["weight_replicated_bytes"])
+            self.assertEqual(sum(r["weight_share_bytes"] for r in table) + table[0]["weight_replicated_bytes"], whole["weight_bytes"])
+            for name in ("attn_k", "attn_v"):
+                self.assertIn(name, many["replicated_weights"])
+            self.assertGreater(many["merge_wire_bytes"], 0)
+
+    def test_text_and_json_agree(self):
+        args = ("-p", "Say hello with two emoji.", "--max-tokens", "24")
+        out, err = self.generate(*args)
+        said = self.said(*args)
+        self.assertEqual(out, said["text"] + "\n")
+        self.assertIn(said["stop"], ("end", "max-tokens"))
+        for word in ("KV tokens", "peak RSS", "attention", "merge", "tokens/s"):
+            self.assertIn(word, err)
+        self.assertNotIn("\r", err)
+
+    def test_seed_and_ranks(self):
+        args = ("-p", "Tell me a story.", "--max-tokens", "12", "--temp", "1.5", "--top-k", "50", "--compute", "f32", "--kv-dtype", "f32")
+        first = self.said(*args, "--seed", "7")["ids"]
+        self.assertEqual(self.said(*args, "--seed", "7")["ids"], first)
+        self.assertEqual(self.said(*args, "--seed", "7", "-n", "3", "--comm", "threads")["ids"], first)
+        self.assertNotEqual(self.said(*args, "--seed", "8")["ids"], first)
+
+    def test_context(self):
+        said = self.said("--raw", "-p", "one two three four", "-c", "6", "--max-tokens", "50")
+        self.assertEqual(said["stop"], "context")
+        self.assertEqual(len(said["ids"]), 3)
+        rc, _, err = run("generate", "-m", self.model, "--raw", "-p", "one two three four", "-c", "3")
+        self.assertEqual(rc, 1)
+        self.assertIn("--context is 3", err)
+
+    def test_empty_prompt(self):
+        path = os.path.join(self.dir, "empty")
+        open(path, "w").close()
+        rc, _, err = run("perplexity", "-m", self.model, "-f", path)
+        self.assertEqual(rc, 1)
+        self.assertIn("at least 2", err)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Small tokenizers made by scripts/make_tokenizer_data.py, each against ids of an independent
  * implementation: every pre-tokenizer, and SentencePiece with a leading space and byte fallback. */
+#include "base/alloc_priv.h"
+#include "engine/chat.h"
 #include "text_util.h"
 
 static char *from_hex(const char *hex, size_t *n_bytes_out)
@@ -178,6 +180,49 @@ static void test_refusals(void **state)
     assert_non_null(strstr(dcp_last_error(), "eer"));
 }
 
+/* Memory that runs out anywhere: an error, and everything given back. */
+static void test_out_of_memory(void **state)
+{
+    static const char *const names[] = {"llama-bpe", "spm"};
+    static const char text[] = "the owner of  a position\n\xe2\x96\x81 12345";
+    const struct chat_message m = {"user", text, sizeof(text) - 1};
+    (void)state;
+    for (int f = 0; f < 2; f++) {
+        char path[512];
+        struct gguf *g = NULL;
+        struct tokenizer *t = NULL;
+        int n_failed[2] = {0, 0};
+        snprintf(path, sizeof(path), "%stokenizer/%s.gguf", TEST_DATA, names[f]);
+        must(gguf_open(path, &g));
+        const size_t before = dcp__alloc_current();
+        for (size_t extra = 64; t == NULL; extra += 509) {
+            dcp__alloc_set_limit(before + extra);
+            const dcp_status st = tokenizer_create(g, &t);
+            dcp__alloc_set_limit(0);
+            if (st == DCP_OK) break;
+            assert_int_equal(st, DCP_ERR_NOMEM);
+            assert_int_equal(dcp__alloc_current(), before);
+            n_failed[0]++;
+        }
+        const size_t loaded = dcp__alloc_current();
+        for (size_t extra = 1;; extra += 97) {
+            struct token_list l = {0};
+            dcp__alloc_set_limit(loaded + extra);
+            const dcp_status st = chat_encode(g, t, &m, 1, TOK_ADD_BOS, &l);
+            dcp__alloc_set_limit(0);
+            token_list_free(&l);
+            assert_int_equal(dcp__alloc_current(), loaded);
+            if (st == DCP_OK) break;
+            assert_int_equal(st, DCP_ERR_NOMEM);
+            n_failed[1]++;
+        }
+        assert_true(n_failed[0] > 10 && n_failed[1] > 3);
+        tokenizer_destroy(t);
+        assert_int_equal(dcp__alloc_current(), before);
+        gguf_close(g);
+    }
+}
+
 static void test_token_list(void **state)
 {
     (void)state;
@@ -196,10 +241,11 @@ static void test_token_list(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gpt_2),     cmocka_unit_test(test_smollm),
-        cmocka_unit_test(test_llama_bpe), cmocka_unit_test(test_spm),
-        cmocka_unit_test(test_any_bytes), cmocka_unit_test(test_invalid_bytes_alone),
-        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_token_list),
+        cmocka_unit_test(test_gpt_2),         cmocka_unit_test(test_smollm),
+        cmocka_unit_test(test_llama_bpe),     cmocka_unit_test(test_spm),
+        cmocka_unit_test(test_any_bytes),     cmocka_unit_test(test_invalid_bytes_alone),
+        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_token_list),
+        cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
