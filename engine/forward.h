@@ -13,7 +13,7 @@
  *   h       gated FFN, own columns, gathered to (T, ffn)
  *   a       down projection, own columns, gathered to (T, d)
  *
- * Four gathers a layer besides attention's own exchange. o, a, h and q lie in group memory, which
+ * Four gathers a layer besides attention's own exchange. o, a and h lie in group memory, which
  * peers read directly. The last layer computes only the rows whose logits are asked for. */
 #ifndef DCP_ENGINE_FORWARD_H
 #define DCP_ENGINE_FORWARD_H
@@ -48,7 +48,7 @@ struct forward {
     float *x;      /* (C, d) residual */
     float *y;      /* (C, d) normed */
     float *y_own;  /* (C_own, d) normed rows of own tokens; NULL where one rank owns all */
-    float *q;      /* (C, H_r, Dk) group memory */
+    float *q;      /* (C, H_r, Dk) */
     float *k, *v;  /* (C_own, Hkv, Dk), (C_own, Hkv, D) */
     float *o;      /* (C, H, D) group memory, gathered */
     float *a;      /* (C, d) group memory, gathered */

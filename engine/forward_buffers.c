@@ -66,6 +66,7 @@ dcp_status forward_init_own(struct forward *f)
     DCP_TRY(own_floats(f, n, c->d_model, &f->x));
     DCP_TRY(own_floats(f, n, c->d_model, &f->y));
     if (m->n_ranks > 1) DCP_TRY(own_floats(f, n_own, c->d_model, &f->y_own));
+    DCP_TRY(own_floats(f, n, (m->heads.end - m->heads.begin) * c->key_dim, &f->q));
     DCP_TRY(own_floats(f, n_own, c->n_kv_heads * c->key_dim, &f->k));
     DCP_TRY(own_floats(f, n_own, c->n_kv_heads * c->value_dim, &f->v));
     DCP_TRY(own_floats(f, n, m->ffn.end - m->ffn.begin, &f->up));
@@ -81,8 +82,6 @@ dcp_status forward_init_group(struct forward *f)
 {
     const struct model_config *c = &f->model->cfg;
     const int64_t n = f->max_tokens;
-    const int64_t own_heads = f->model->heads.end - f->model->heads.begin;
-    DCP_TRY(group_floats(f, n, own_heads * c->key_dim, &f->q));
     DCP_TRY(group_floats(f, n, c->n_heads * c->value_dim, &f->o));
     DCP_TRY(group_floats(f, n, c->d_model, &f->a));
     DCP_TRY(group_floats(f, n, c->d_ffn, &f->h));
@@ -104,12 +103,12 @@ dcp_status forward_reserve_logits(struct forward *f, int64_t n_rows)
 
 void forward_fini(struct forward *f)
 {
-    float *const shared[] = {f->logits, f->h, f->a, f->o, f->q};
+    float *const shared[] = {f->logits, f->h, f->a, f->o};
     for (size_t i = 0; i < sizeof(shared) / sizeof(shared[0]); i++)
         dcp_group_free(f->group, shared[i]);
     for (int i = 0; i < MAX_ROPES; i++) dcp__free(f->cos_sin[i]);
-    void *const own[] = {f->vocab_off, f->ffn_off, f->cols_off, f->o_off, f->embd_off,
-                         f->up,        f->v,       f->k,        f->y_own, f->y,
-                         f->x,         f->slots,   f->own_rows};
+    void *const own[] = {f->vocab_off, f->ffn_off, f->cols_off, f->o_off,   f->embd_off,
+                         f->up,        f->v,       f->k,        f->q,       f->y_own,
+                         f->y,         f->x,       f->slots,    f->own_rows};
     for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++) dcp__free(own[i]);
 }

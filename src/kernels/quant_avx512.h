@@ -122,7 +122,8 @@ static inline __m512 q6_k_scales(const uint8_t *block)
 /* Up to 16 single elements. */
 static inline __mmask16 first_lanes(int64_t n)
 {
-    return n >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1u);
+    const uint32_t bits = n >= 16 ? 0xffffu : (1u << n) - 1u;
+    return (__mmask16)bits;
 }
 
 static inline __m512 load_f32(const uint8_t *p, __mmask16 lanes)
