@@ -33,7 +33,7 @@ extern "C" {
 /** A rank's keys and values of one sequence and one layer, as attention reads them. Local index i
  * (see shard.h) lives in page pages[i / page_tokens], slot i % page_tokens. Element (slot, kv head
  * g, dim d) of K is at (const char*)k_base + pages[.] * page_stride_bytes + (slot * k_slot_stride +
- * g * k_head_stride + d) * elemsize. V likewise. */
+ * g * k_head_stride + d) * elemsize. V likewise. The layout of this struct is fixed. */
 typedef struct dcp_kv_view {
     const void *k_base,
         *v_base;          /**< latent caches: v_base = k_base (V is the first D columns of K) */
@@ -48,7 +48,8 @@ typedef struct dcp_kv_view {
 
 typedef struct dcp_cache dcp_cache;
 
-/** What a cache is; all but `rank` must be the same on all ranks. 0 where a default is named. */
+/** What a cache is; all but `rank` must be the same on all ranks. 0 where a default is named. Grows
+ * at its end: a caller's shorter one counts as 0 there, a longer one is taken if the rest is 0. */
 typedef struct dcp_cache_desc {
     size_t struct_size; /**< sizeof(dcp_cache_desc); DCP_CACHE_DESC_INIT sets it */
     int n_ranks, rank;

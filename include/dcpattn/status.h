@@ -39,7 +39,9 @@ typedef enum dcp_status {
 #undef X
 } dcp_status;
 
-/** The short text of a code ("a peer failed"); never NULL, also for unknown codes.
+/** The short text of a code ("a peer failed").
+ *  @param[in] st  any number; unknown codes have a text too
+ *  @return never NULL
  *  Ownership: static storage.  Threads: any.  Collective: no. */
 DCP_API const char *dcp_status_text(dcp_status st);
 

@@ -49,7 +49,9 @@ typedef enum dcp_merge_algo {
     DCP_MERGE_ALLTOALL = 2,
     DCP_MERGE_HALVING = 3,
     DCP_MERGE_HIERARCHICAL = 4,
-    DCP_MERGE_ALLREDUCE = 5 /**< the published algorithm: a baseline, not a choice for users */
+    DCP_MERGE_ALLREDUCE = 5, /**< the published algorithm, in place: a baseline, not a choice for
+                                users */
+    DCP_MERGE_ALLREDUCE_TEMP = 6 /**< the same as first published: two full-size f32 temporaries */
 } dcp_merge_algo;
 
 /** Instruction-set levels, each includes those below. */
@@ -61,9 +63,15 @@ typedef enum dcp_isa {
     DCP_ISA_AMX = 4
 } dcp_isa;
 
-/** Bytes of one element; 0 for an unknown type.  Threads: any.  Collective: no. */
+/** Bytes of one element.
+ *  @param[in] t  any number
+ *  @return 0 for an unknown type
+ *  Threads: any.  Collective: no. */
 DCP_API size_t dcp_dtype_bytes(dcp_dtype t);
-/** "f32", "f16", "bf16" or "?".  Ownership: static.  Threads: any.  Collective: no. */
+/** The name of a type.
+ *  @param[in] t  any number
+ *  @return "f32", "f16", "bf16" or "?"
+ *  Ownership: static.  Threads: any.  Collective: no. */
 DCP_API const char *dcp_dtype_name(dcp_dtype t);
 
 #ifdef __cplusplus

@@ -32,6 +32,33 @@ static const struct {
     {"delay", DCP__FAULT_DELAY},
 };
 
+/* Every point that code passes. A name that no code passes would test nothing. */
+static const char *const points[] = {
+    "record",      "barrier", "exchange", "exchange_wait", "allreduce",   "allgather",
+    "gather_cols", "alloc",   "split",    "join_create",   "join_locked", "join",
+    "attend",      "merge",   "start",    "prompt",        "token",       "work",
+};
+enum { N_POINTS = sizeof(points) / sizeof(points[0]) };
+
+static bool is_point(const char *name)
+{
+    for (int i = 0; i < N_POINTS; i++) {
+        if (strcmp(points[i], name) == 0) return true;
+    }
+    return false;
+}
+
+static dcp_status fail_point(const char *name)
+{
+    char all[256] = "";
+    size_t used = 0;
+    for (int i = 0; i < N_POINTS && used < sizeof(all); i++) {
+        used += (size_t)snprintf(all + used, sizeof(all) - used, " %s", points[i]);
+    }
+    return dcp__fail(DCP_ERR_ARG, "DCP_ATTN_FAULT: there is no point \"%.40s\"; there are%s", name,
+                     all);
+}
+
 static bool parse(const char *spec, enum dcp__fault_kind *kind_out, char *point, int *rank_out,
                   long *count_out)
 {
@@ -72,6 +99,8 @@ dcp_status dcp__fault_load(enum dcp__fault_kind *kind_out, int *rank_out)
             st = dcp__fail(
                 DCP_ERR_ARG,
                 "DCP_ATTN_FAULT is \"%s\"; wanted kill|stop|exit|delay:POINT:RANK[:COUNT]", spec);
+        } else if (spec[0] != '\0' && !is_point(fault.point)) {
+            st = fail_point(fault.point);
         } else {
             snprintf(fault.spec, sizeof(fault.spec), "%s", spec);
             atomic_store(&armed, (int)kind);

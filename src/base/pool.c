@@ -32,12 +32,12 @@ enum {
 #define STATE_RUN_ONE 0x10000u
 
 struct worker {
-    struct dcp__pool *pool;
+    struct dcp_pool *pool;
     pthread_t thread;
     int index;
 };
 
-struct dcp__pool {
+struct dcp_pool {
     _Alignas(64) _Atomic uint32_t state;
     _Alignas(64) _Atomic int64_t next_item;
     _Alignas(64) _Atomic uint32_t n_runs; /* what sleepers sleep on */
@@ -54,7 +54,7 @@ struct dcp__pool {
     struct worker *workers; /* [n_threads - 1] */
 };
 
-static void do_items(struct dcp__pool *p, int thread)
+static void do_items(struct dcp_pool *p, int thread)
 {
     for (;;) {
         const int64_t item = atomic_fetch_add_explicit(&p->next_item, 1, memory_order_relaxed);
@@ -63,13 +63,13 @@ static void do_items(struct dcp__pool *p, int thread)
     }
 }
 
-static bool try_join(struct dcp__pool *p, uint32_t state)
+static bool try_join(struct dcp_pool *p, uint32_t state)
 {
     return atomic_compare_exchange_strong_explicit(&p->state, &state, state + 1,
                                                    memory_order_acquire, memory_order_relaxed);
 }
 
-static void leave(struct dcp__pool *p)
+static void leave(struct dcp_pool *p)
 {
     const uint32_t after = atomic_fetch_sub(&p->state, 1) - 1;
     if ((after & (STATE_OPEN | STATE_INSIDE)) == 0 && atomic_load(&p->caller_sleeps) != 0) {
@@ -80,7 +80,7 @@ static void leave(struct dcp__pool *p)
 static void *work(void *arg)
 {
     struct worker *const w = arg;
-    struct dcp__pool *const p = w->pool;
+    struct dcp_pool *const p = w->pool;
     uint32_t last_run = ~0u; /* the run this worker has finished with */
     int64_t idle_since = dcp__now_ns();
     for (unsigned round = 0;; round++) {
@@ -115,7 +115,7 @@ static void *work(void *arg)
     }
 }
 
-static void wake_sleepers(struct dcp__pool *p, int64_t n_wanted)
+static void wake_sleepers(struct dcp_pool *p, int64_t n_wanted)
 {
     atomic_fetch_add(&p->n_runs, 1);
     const uint32_t n_sleepers = atomic_load(&p->n_sleepers);
@@ -123,7 +123,7 @@ static void wake_sleepers(struct dcp__pool *p, int64_t n_wanted)
     dcp__futex_wake(&p->n_runs, n_wanted < n_sleepers ? (int)n_wanted : (int)n_sleepers);
 }
 
-static void wait_all_left(struct dcp__pool *p)
+static void wait_all_left(struct dcp_pool *p)
 {
     int64_t since = 0;
     for (unsigned round = 0;; round++) {
@@ -146,7 +146,7 @@ static void wait_all_left(struct dcp__pool *p)
     }
 }
 
-void dcp__pool_run(struct dcp__pool *p, int64_t n_items, dcp__pool_fn *fn, void *ctx)
+void dcp__pool_run(struct dcp_pool *p, int64_t n_items, dcp__pool_fn *fn, void *ctx)
 {
     if (p == NULL || p->n_threads == 1 || n_items <= 1) {
         for (int64_t item = 0; item < n_items; item++) fn(ctx, item, 0);
@@ -175,24 +175,30 @@ static int start_worker(struct worker *w)
     return rc;
 }
 
-static void stop_workers(struct dcp__pool *p, int n_started)
+static void stop_workers(struct dcp_pool *p, int n_started)
 {
     atomic_store(&p->stop, true);
     wake_sleepers(p, MAX_THREADS);
     for (int i = 0; i < n_started; i++) pthread_join(p->workers[i].thread, NULL);
 }
 
-dcp_status dcp__pool_create(int n_threads, struct dcp__pool **pool_out)
+dcp_status dcp_pool_create(int n_threads, int n_ranks, dcp_pool **pool_out)
 {
+    if (pool_out == NULL) return dcp__fail(DCP_ERR_ARG, "dcp_pool_create: pool_out is NULL");
+    if (n_ranks < 1) {
+        return dcp__fail(DCP_ERR_ARG, "dcp_pool_create: %d ranks on this host; at least 1",
+                         n_ranks);
+    }
     if (n_threads < 1 || n_threads > MAX_THREADS) {
         return dcp__fail(DCP_ERR_ARG, "%d threads asked for; 1 to %d are possible", n_threads,
                          MAX_THREADS);
     }
     void *mem;
-    DCP_TRY(dcp__alloc(sizeof(struct dcp__pool), "thread pool", &mem));
-    struct dcp__pool *const p = mem;
+    DCP_TRY(dcp__alloc(sizeof(struct dcp_pool), "thread pool", &mem));
+    struct dcp_pool *const p = mem;
     p->n_threads = n_threads;
-    p->may_spin = n_threads <= dcp__cpu_usable();
+    /* A thread that spins keeps others off its CPU: those of the other ranks too. */
+    p->may_spin = (int64_t)n_threads * n_ranks <= dcp__cpu_usable();
     dcp_status st = dcp__alloc_array((size_t)n_threads - 1, sizeof(struct worker),
                                      "workers of a thread pool", &mem);
     if (st != DCP_OK) goto err_pool;
@@ -216,7 +222,7 @@ err_pool:
     return st;
 }
 
-void dcp__pool_destroy(struct dcp__pool *p)
+void dcp_pool_destroy(struct dcp_pool *p)
 {
     if (p == NULL) return;
     stop_workers(p, p->n_threads - 1);
@@ -224,7 +230,12 @@ void dcp__pool_destroy(struct dcp__pool *p)
     dcp__free(p);
 }
 
-int dcp__pool_threads(const struct dcp__pool *p)
+size_t dcp__pool_bytes(int n_threads)
+{
+    return sizeof(struct dcp_pool) + ((size_t)n_threads - 1) * sizeof(struct worker);
+}
+
+int dcp__pool_threads(const struct dcp_pool *p)
 {
     return p == NULL ? 1 : p->n_threads;
 }

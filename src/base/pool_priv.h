@@ -3,20 +3,20 @@
 #ifndef DCP_BASE_POOL_PRIV_H
 #define DCP_BASE_POOL_PRIV_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/status_priv.h"
+#include "dcpattn/pool.h"
 
-struct dcp__pool;
 /* fn(ctx, item, thread) for item in [0, n_items), thread in [0, n_threads); items are handed out
  * dynamically in order. */
 typedef void dcp__pool_fn(void *ctx, int64_t item, int thread);
 
-dcp_status dcp__pool_create(int n_threads, struct dcp__pool **pool_out);
-void dcp__pool_destroy(struct dcp__pool *p);      /* takes NULL */
-int dcp__pool_threads(const struct dcp__pool *p); /* NULL pool = 1 */
-/* Returns when all items are done. NULL pool runs them here. Workers spin briefly after a run (tens
- * of us), then yield, then sleep on a futex. */
-void dcp__pool_run(struct dcp__pool *p, int64_t n_items, dcp__pool_fn *fn, void *ctx);
+int dcp__pool_threads(const struct dcp_pool *p); /* NULL pool = 1 */
+size_t dcp__pool_bytes(int n_threads);           /* counted memory of such a pool */
+/* Returns when all items are done. NULL pool runs them here. Where all ranks of the host fit its
+ * CPUs, workers spin briefly after a run (tens of us); then they yield, then sleep on a futex. */
+void dcp__pool_run(struct dcp_pool *p, int64_t n_items, dcp__pool_fn *fn, void *ctx);
 
 #endif

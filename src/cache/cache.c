@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/alloc_priv.h"
+#include "base/struct_priv.h"
 #include "cache/cache_priv.h"
 
 struct seq {
@@ -37,16 +38,8 @@ static dcp_status check_range(const char *name, int64_t value, int64_t low, int6
 /* Defaults filled in, everything in range. */
 static dcp_status read_desc(const dcp_cache_desc *desc, dcp_cache_desc *d)
 {
-    const dcp_cache_desc init = DCP_CACHE_DESC_INIT;
-    *d = init;
-    if (desc == NULL) return dcp__fail(DCP_ERR_ARG, "dcp_cache_create: desc is NULL");
-    if (desc->struct_size != sizeof(*d)) {
-        return dcp__fail(DCP_ERR_ARG,
-                         "dcp_cache_create: struct_size is %zu, this library's is %zu; start from "
-                         "DCP_CACHE_DESC_INIT",
-                         desc->struct_size, sizeof(*d));
-    }
-    *d = *desc;
+    DCP_TRY(dcp__struct_read("dcp_cache_create", "DCP_CACHE_DESC_INIT", desc,
+                             DCP__STRUCT_UPTO(dcp_cache_desc, max_seqs), d, sizeof(*d)));
     if (d->interleave == 0) d->interleave = 1;
     if (d->page_tokens == 0) d->page_tokens = 64;
     if (d->max_seqs == 0) d->max_seqs = 1;
@@ -318,10 +311,22 @@ static void store_rows(const dcp_cache *c, char *page, int64_t slot, int64_t n, 
     }
 }
 
-static dcp_status check_rows(const char *name, const float *rows, int64_t *stride, int64_t row)
+static dcp_status check_rows(const char *name, const float *rows, int64_t n, int64_t *stride,
+                             int64_t row)
 {
     if (rows == NULL) return dcp__fail(DCP_ERR_ARG, "dcp_cache_store: %s is NULL", name);
+    if ((uintptr_t)rows % _Alignof(float) != 0) {
+        return dcp__fail(DCP_ERR_ARG, "dcp_cache_store: %s is not aligned to its elements", name);
+    }
     if (*stride == 0) *stride = row;
+    int64_t span;
+    if (*stride >= row && (__builtin_mul_overflow(n, *stride, &span) ||
+                           __builtin_mul_overflow(span, (int64_t)sizeof(float), &span))) {
+        return dcp__fail(DCP_ERR_ARG,
+                         "dcp_cache_store: %lld rows of %s_token_stride %lld exceed the address "
+                         "space",
+                         (long long)n, name, (long long)*stride);
+    }
     if (*stride >= row) return DCP_OK;
     return dcp__fail(DCP_ERR_ARG,
                      "dcp_cache_store: %s_token_stride is %lld, a token has %lld elements", name,
@@ -344,9 +349,9 @@ dcp_status dcp_cache_store(dcp_cache *c, int64_t seq, int64_t layer, int64_t loc
                          c->d.rank);
     }
     if (n == 0) return DCP_OK;
-    DCP_TRY(check_rows("k", k, &k_token_stride, c->d.n_kv_heads * c->d.key_dim));
+    DCP_TRY(check_rows("k", k, n, &k_token_stride, c->d.n_kv_heads * c->d.key_dim));
     if (!c->d.latent)
-        DCP_TRY(check_rows("v", v, &v_token_stride, c->d.n_kv_heads * c->d.value_dim));
+        DCP_TRY(check_rows("v", v, n, &v_token_stride, c->d.n_kv_heads * c->d.value_dim));
     const int64_t pt = c->d.page_tokens;
     const dcp_range pages = dcp_page_range((dcp_range){local_begin, local_begin + n}, pt);
     for (int64_t p = pages.begin; p < pages.end; p++) DCP_TRY(make_private(c, s, p));
