@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The public calls: checks, the busy mark, the poison; the work is the transport's. */
 #include <limits.h>
-#include <math.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -19,42 +18,9 @@ const char *dcp__call_name(uint32_t call)
         [DCP__CALL_ALLGATHER] = "allgather", [DCP__CALL_GATHER_COLS] = "gather_cols",
         [DCP__CALL_ALLOC] = "alloc",         [DCP__CALL_FREE] = "free",
         [DCP__CALL_RECORD] = "record",       [DCP__CALL_EXCHANGE] = "exchange",
-        [DCP__CALL_ALLREDUCE] = "allreduce",
+        [DCP__CALL_ALLREDUCE] = "allreduce", [DCP__CALL_SPLIT] = "split",
     };
     return call < DCP__CALL_COUNT ? names[call] : "?";
-}
-
-dcp_status dcp__group_opts_read(const dcp_group_opts *opts, int64_t *deadline_ns_out)
-{
-    double deadline_s = 0;
-    if (opts != NULL) {
-        dcp_group_opts mine = DCP_GROUP_OPTS_INIT;
-        if (opts->struct_size < sizeof(size_t)) {
-            return dcp__fail(DCP_ERR_ARG,
-                             "dcp_group_opts.struct_size is %zu; use DCP_GROUP_OPTS_INIT",
-                             opts->struct_size);
-        }
-        if (opts->struct_size > sizeof(mine)) {
-            const unsigned char *extra = (const unsigned char *)opts + sizeof(mine);
-            for (size_t i = 0; i < opts->struct_size - sizeof(mine); i++) {
-                if (extra[i] != 0) {
-                    return dcp__fail(
-                        DCP_ERR_NOT_SUPPORTED,
-                        "dcp_group_opts has options that this library (%s) does not know",
-                        DCP_VERSION);
-                }
-            }
-        }
-        memcpy(&mine, opts, opts->struct_size < sizeof(mine) ? opts->struct_size : sizeof(mine));
-        deadline_s = mine.deadline_s;
-    }
-    if (!(deadline_s >= 0) || deadline_s > 1e8) {
-        return dcp__fail(DCP_ERR_ARG, "group deadline is %g s; wanted 0 (30 s) or more, up to 1e8",
-                         deadline_s);
-    }
-    if (deadline_s == 0) deadline_s = 30;
-    *deadline_ns_out = (int64_t)(deadline_s * 1e9);
-    return DCP_OK;
 }
 
 dcp_status dcp__group_init(dcp_group *g, const struct dcp__group_ops *ops, int rank, int size,
@@ -66,11 +32,22 @@ dcp_status dcp__group_init(dcp_group *g, const struct dcp__group_ops *ops, int r
     g->deadline_ns = deadline_ns;
     g->poison = poison != NULL ? poison : &g->own_poison;
     g->all_see = true;
-    return dcp__alloc_array((size_t)size, DCP__RECORD_MAX, "records of a group", &g->scratch);
+    g->n_hosts = 1;
+    DCP_TRY(dcp__alloc_array((size_t)size, DCP__RECORD_MAX, "records of a group", &g->scratch));
+    void *mem;
+    const dcp_status st = dcp__alloc_array((size_t)size, sizeof(int), "hosts of a group", &mem);
+    if (st != DCP_OK) {
+        dcp__free(g->scratch);
+        g->scratch = NULL;
+        return st;
+    }
+    g->host_of = mem;
+    return DCP_OK;
 }
 
 void dcp__group_fini(dcp_group *g)
 {
+    dcp__free(g->host_of);
     dcp__free(g->scratch);
     dcp__free(g->bounce);
 }
@@ -134,8 +111,7 @@ void dcp__group_leave(dcp_group *g)
     }
 }
 
-/* Enter a named call; the outermost name is what peers are told. */
-static dcp_status enter_call(dcp_group *g, enum dcp__call call)
+dcp_status dcp__group_enter_call(dcp_group *g, enum dcp__call call)
 {
     if (g == NULL) return dcp__fail(DCP_ERR_ARG, "%s: group is NULL", dcp__call_name(call));
     DCP_TRY(dcp__group_enter(g));
@@ -146,7 +122,7 @@ static dcp_status enter_call(dcp_group *g, enum dcp__call call)
     return DCP_OK;
 }
 
-static dcp_status leave_call(dcp_group *g, enum dcp__call call, dcp_status st)
+dcp_status dcp__group_leave_call(dcp_group *g, enum dcp__call call, dcp_status st)
 {
     if (g->call == call) {
         g->call = DCP__CALL_NONE;
@@ -211,22 +187,22 @@ void dcp_group_abort(dcp_group *g, const char *why)
 
 int dcp_group_rank(const dcp_group *g)
 {
-    return g->rank;
+    return g != NULL ? g->rank : -1;
 }
 
 int dcp_group_size(const dcp_group *g)
 {
-    return g->size;
+    return g != NULL ? g->size : 0;
 }
 
 const char *dcp_group_kind(const dcp_group *g)
 {
-    return g->ops->name;
+    return g != NULL ? g->ops->name : "?";
 }
 
 double dcp_group_deadline(const dcp_group *g)
 {
-    return (double)g->deadline_ns / 1e9;
+    return g != NULL ? (double)g->deadline_ns / 1e9 : 0;
 }
 
 /* --- records and exchanges --- */
@@ -236,16 +212,16 @@ dcp_status dcp__group_record(dcp_group *g, const void *send, size_t n_bytes, voi
     if (n_bytes > DCP__RECORD_MAX) {
         return dcp__fail(DCP_ERR_ARG, "record of %zu bytes; at most %d", n_bytes, DCP__RECORD_MAX);
     }
-    DCP_TRY(enter_call(g, DCP__CALL_RECORD));
+    DCP_TRY(dcp__group_enter_call(g, DCP__CALL_RECORD));
     dcp__fault_point(g, "record");
-    return leave_call(g, DCP__CALL_RECORD, g->ops->record(g, send, n_bytes, recv));
+    return dcp__group_leave_call(g, DCP__CALL_RECORD, g->ops->record(g, send, n_bytes, recv));
 }
 
 dcp_status dcp_group_barrier(dcp_group *g)
 {
-    DCP_TRY(enter_call(g, DCP__CALL_BARRIER));
+    DCP_TRY(dcp__group_enter_call(g, DCP__CALL_BARRIER));
     dcp__fault_point(g, "barrier");
-    return leave_call(g, DCP__CALL_BARRIER, g->ops->record(g, NULL, 0, NULL));
+    return dcp__group_leave_call(g, DCP__CALL_BARRIER, g->ops->record(g, NULL, 0, NULL));
 }
 
 static dcp_status check_xfers(const dcp_group *g, const char *what, const struct dcp__xfer *x,
@@ -275,36 +251,37 @@ dcp_status dcp__group_exchange_start(dcp_group *g, unsigned slot, const struct d
     }
     DCP_TRY(check_xfers(g, "sends", sends, n_sends));
     DCP_TRY(check_xfers(g, "receives", recvs, n_recvs));
-    DCP_TRY(enter_call(g, DCP__CALL_EXCHANGE));
+    DCP_TRY(dcp__group_enter_call(g, DCP__CALL_EXCHANGE));
     dcp__fault_point(g, "exchange");
-    return leave_call(g, DCP__CALL_EXCHANGE,
-                      g->ops->exchange_start(g, slot, sends, n_sends, recvs, n_recvs));
+    return dcp__group_leave_call(g, DCP__CALL_EXCHANGE,
+                                 g->ops->exchange_start(g, slot, sends, n_sends, recvs, n_recvs));
 }
 
 dcp_status dcp__group_exchange_test(dcp_group *g, unsigned slot, bool *done_out)
 {
-    DCP_TRY(enter_call(g, DCP__CALL_EXCHANGE));
-    return leave_call(g, DCP__CALL_EXCHANGE, g->ops->exchange_test(g, slot, done_out));
+    DCP_TRY(dcp__group_enter_call(g, DCP__CALL_EXCHANGE));
+    return dcp__group_leave_call(g, DCP__CALL_EXCHANGE, g->ops->exchange_test(g, slot, done_out));
 }
 
 dcp_status dcp__group_exchange_wait(dcp_group *g, unsigned slot)
 {
-    DCP_TRY(enter_call(g, DCP__CALL_EXCHANGE));
+    DCP_TRY(dcp__group_enter_call(g, DCP__CALL_EXCHANGE));
     dcp__fault_point(g, "exchange_wait");
-    return leave_call(g, DCP__CALL_EXCHANGE, g->ops->exchange_wait(g, slot));
+    return dcp__group_leave_call(g, DCP__CALL_EXCHANGE, g->ops->exchange_wait(g, slot));
 }
 
 dcp_status dcp__group_allreduce_f32(dcp_group *g, float *buf, size_t n)
 {
-    DCP_TRY(enter_call(g, DCP__CALL_ALLREDUCE));
+    DCP_TRY(dcp__group_enter_call(g, DCP__CALL_ALLREDUCE));
     dcp__fault_point(g, "allreduce");
-    return leave_call(g, DCP__CALL_ALLREDUCE, g->ops->allreduce_f32(g, buf, n));
+    return dcp__group_leave_call(g, DCP__CALL_ALLREDUCE, g->ops->allreduce_f32(g, buf, n));
 }
 
 static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
 {
     const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
-    return a_bytes > 0 && b_bytes > 0 && x < y + b_bytes && y < x + a_bytes;
+    if (a_bytes == 0 || b_bytes == 0) return false;
+    return x <= y ? y - x < a_bytes : x - y < b_bytes; /* a sum could wrap around */
 }
 
 dcp_status dcp_group_allgather(dcp_group *g, const void *send, size_t n_bytes, void *recv)
@@ -321,13 +298,13 @@ dcp_status dcp_group_allgather(dcp_group *g, const void *send, size_t n_bytes, v
     if (overlap(send, n_bytes, recv, all_bytes)) {
         return dcp__fail(DCP_ERR_ARG, "allgather: send and recv overlap");
     }
-    DCP_TRY(enter_call(g, DCP__CALL_ALLGATHER));
+    DCP_TRY(dcp__group_enter_call(g, DCP__CALL_ALLGATHER));
     dcp__fault_point(g, "allgather");
-    return leave_call(g, DCP__CALL_ALLGATHER, dcp__allgather(g, send, n_bytes, recv));
+    return dcp__group_leave_call(g, DCP__CALL_ALLGATHER, dcp__allgather(g, send, n_bytes, recv));
 }
 
-dcp_status dcp_group_gather_cols(dcp_group *g, void *buf, size_t n_rows, size_t row_stride_bytes,
-                                 const size_t *col_off_bytes)
+static dcp_status gather_cols(dcp_group *g, void *buf, size_t n_rows, size_t row_stride_bytes,
+                              const size_t *col_off_bytes, bool is_fenced)
 {
     if (g == NULL) return dcp__fail(DCP_ERR_ARG, "gather_cols: group is NULL");
     if (col_off_bytes == NULL || (buf == NULL && n_rows > 0)) {
@@ -347,10 +324,23 @@ dcp_status dcp_group_gather_cols(dcp_group *g, void *buf, size_t n_rows, size_t 
         return dcp__fail(DCP_ERR_ARG, "gather_cols: %zu rows of stride %zu hold no %zu columns",
                          n_rows, row_stride_bytes, col_off_bytes[g->size]);
     }
-    DCP_TRY(enter_call(g, DCP__CALL_GATHER_COLS));
+    DCP_TRY(dcp__group_enter_call(g, DCP__CALL_GATHER_COLS));
     dcp__fault_point(g, "gather_cols");
-    return leave_call(g, DCP__CALL_GATHER_COLS,
-                      dcp__gather_cols(g, buf, n_rows, row_stride_bytes, col_off_bytes));
+    return dcp__group_leave_call(
+        g, DCP__CALL_GATHER_COLS,
+        dcp__gather_cols(g, buf, n_rows, row_stride_bytes, col_off_bytes, is_fenced));
+}
+
+dcp_status dcp_group_gather_cols(dcp_group *g, void *buf, size_t n_rows, size_t row_stride_bytes,
+                                 const size_t *col_off_bytes)
+{
+    return gather_cols(g, buf, n_rows, row_stride_bytes, col_off_bytes, true);
+}
+
+dcp_status dcp_group_gather_cols_unfenced(dcp_group *g, void *buf, size_t n_rows,
+                                          size_t row_stride_bytes, const size_t *col_off_bytes)
+{
+    return gather_cols(g, buf, n_rows, row_stride_bytes, col_off_bytes, false);
 }
 
 /* --- memory --- */
@@ -358,79 +348,18 @@ dcp_status dcp_group_gather_cols(dcp_group *g, void *buf, size_t n_rows, size_t 
 dcp_status dcp_group_alloc(dcp_group *g, size_t n_bytes, void **ptr_out)
 {
     if (ptr_out == NULL) return dcp__fail(DCP_ERR_ARG, "alloc: ptr_out is NULL");
-    DCP_TRY(enter_call(g, DCP__CALL_ALLOC));
+    DCP_TRY(dcp__group_enter_call(g, DCP__CALL_ALLOC));
     dcp__fault_point(g, "alloc");
-    return leave_call(g, DCP__CALL_ALLOC, g->ops->alloc(g, n_bytes, ptr_out));
+    return dcp__group_leave_call(g, DCP__CALL_ALLOC, g->ops->alloc(g, n_bytes, ptr_out));
 }
 
 void dcp_group_free(dcp_group *g, void *ptr)
 {
     if (g == NULL || ptr == NULL) return;
-    const dcp_status st = enter_call(g, DCP__CALL_FREE);
+    const dcp_status st = dcp__group_enter_call(g, DCP__CALL_FREE);
     if (st == DCP_ERR_BUSY) return; /* a fault of the caller: the memory goes with the group */
     g->ops->free(g, ptr);
-    if (st == DCP_OK) (void)leave_call(g, DCP__CALL_FREE, DCP_OK);
-}
-
-bool dcp__group_locate(const dcp_group *g, const void *ptr, size_t n_bytes, uint32_t *alloc_id_out,
-                       uint64_t *offset_out)
-{
-    return g->ops->locate(g, ptr, n_bytes, alloc_id_out, offset_out);
-}
-
-void *dcp__group_peer_ptr(const dcp_group *g, int rank, uint32_t alloc_id, uint64_t offset,
-                          size_t n_bytes)
-{
-    if (rank < 0 || rank >= g->size) return NULL;
-    return g->ops->peer_ptr(g, rank, alloc_id, offset, n_bytes);
-}
-
-bool dcp__group_sees(const dcp_group *g, int rank)
-{
-    return g->ops->sees(g, rank);
-}
-
-bool dcp__group_all_see(const dcp_group *g)
-{
-    return g->all_see;
-}
-
-dcp_status dcp__local_alloc(dcp_group *g, size_t n_bytes, void **ptr_out)
-{
-    void *node_mem, *ptr;
-    DCP_TRY(dcp__alloc(sizeof(struct dcp__local_alloc), "entry of a group allocation", &node_mem));
-    const dcp_status st = dcp__alloc(n_bytes, "group memory", &ptr);
-    if (st != DCP_OK) {
-        dcp__free(node_mem);
-        return st;
-    }
-    struct dcp__local_alloc *const node = node_mem;
-    *node = (struct dcp__local_alloc){.next = g->allocs, .ptr = ptr};
-    g->allocs = node;
-    *ptr_out = ptr;
-    return DCP_OK;
-}
-
-void dcp__local_free(dcp_group *g, void *ptr)
-{
-    for (struct dcp__local_alloc **at = &g->allocs; *at != NULL; at = &(*at)->next) {
-        if ((*at)->ptr != ptr) continue;
-        struct dcp__local_alloc *const node = *at;
-        *at = node->next;
-        dcp__free(node->ptr);
-        dcp__free(node);
-        return;
-    }
-}
-
-void dcp__local_free_list(struct dcp__local_alloc *list)
-{
-    while (list != NULL) {
-        struct dcp__local_alloc *const node = list;
-        list = node->next;
-        dcp__free(node->ptr);
-        dcp__free(node);
-    }
+    if (st == DCP_OK) (void)dcp__group_leave_call(g, DCP__CALL_FREE, DCP_OK);
 }
 
 void dcp_group_destroy(dcp_group *g)

@@ -32,9 +32,19 @@ enum dcp__call {
     DCP__CALL_RECORD,
     DCP__CALL_EXCHANGE,
     DCP__CALL_ALLREDUCE,
+    DCP__CALL_SPLIT,
     DCP__CALL_COUNT
 };
 const char *dcp__call_name(uint32_t call);
+
+/* The sub-group of one rank of a split, worked out by group_split.c from the colours of all. */
+struct dcp__split {
+    int rank, size;     /* in the sub-group; size 0: this rank is in none, but takes part */
+    int leader;         /* rank in the parent of the sub-group's rank 0 */
+    const int *members; /* [size] ranks in the parent */
+    const int *host_of; /* [size] hosts of the parent */
+    int color, key;
+};
 
 /* The table a transport fills. The caller of the table (group.c) has checked arguments, holds the
  * handle (dcp__group_enter) and knows that it is not poisoned. buffers are borrowed for the call,
@@ -59,7 +69,9 @@ struct dcp__group_ops {
                    uint64_t *offset_out);
     void *(*peer_ptr)(const dcp_group *g, int rank, uint32_t alloc_id, uint64_t offset,
                       size_t n_bytes);
-    bool (*sees)(const dcp_group *g, int rank);
+    /* Collective over g, which has just had a record. Makes the sub-group's handle, hosts included,
+     * or NULL where size is 0. All ranks of g succeed or all fail. */
+    dcp_status (*split)(dcp_group *g, const struct dcp__split *how, dcp_group **sub_out);
     /* A part of a buffer that all ranks see, for data on its way: *n_bytes_out of rank. NULL where
      * there is none (then g->bounce serves). */
     void *(*staging)(const dcp_group *g, int rank, size_t *n_bytes_out);
@@ -85,6 +97,8 @@ struct dcp_group {
     int depth;
     bool cause_seen; /* the first cause has been returned on this handle */
     bool all_see;
+    int n_hosts;
+    int *host_of; /* [size], in order of first rank. Ranks of one host see each other's memory. */
     enum dcp__call call;
     struct dcp__local_alloc *allocs; /* of self and threads groups */
     void *scratch;                   /* [size][DCP__RECORD_MAX]: a record of everybody */
@@ -95,11 +109,20 @@ struct dcp_group {
 /* Exchanges of the group's own, beside those of callers. */
 enum { DCP__OWN_SLOT = DCP__EXCHANGE_SLOTS, DCP__ALL_SLOTS };
 
-/* Check options and fill the common part. */
-dcp_status dcp__group_opts_read(const dcp_group_opts *opts, int64_t *deadline_ns_out);
+/* Check options (those of the environment too) and fill the common part: one host. */
+struct dcp__group_opts {
+    int64_t deadline_ns;
+    int ranks_per_host; /* 0 = as found */
+};
+dcp_status dcp__group_opts_read(const dcp_group_opts *opts, struct dcp__group_opts *opts_out);
 dcp_status dcp__group_init(dcp_group *g, const struct dcp__group_ops *ops, int rank, int size,
                            int64_t deadline_ns, struct dcp__poison *poison);
 void dcp__group_fini(dcp_group *g); /* what init took; not g itself */
+/* After init. host_of_rank[r] is any number that ranks of one host share; ranks_per_host > 0 cuts
+ * hosts further, so that it can hide memory and never promises any. Takes the bounce buffer that
+ * messages between hosts need. */
+dcp_status dcp__group_set_hosts(dcp_group *g, const int *host_of_rank, int ranks_per_host);
+dcp_status dcp__group_need_bounce(dcp_group *g);
 /* Load the fault of the environment; refuses what makes no sense for the transport. */
 dcp_status dcp__group_load_fault(int size, bool ranks_are_processes);
 
@@ -111,15 +134,32 @@ static inline bool dcp__group_is_poisoned(const dcp_group *g)
  * POISONED afterwards. */
 dcp_status dcp__group_poison_status(dcp_group *g);
 
+/* Enter a named call; the outermost name is what peers are told. leave_call passes st through. */
+dcp_status dcp__group_enter_call(dcp_group *g, enum dcp__call call);
+dcp_status dcp__group_leave_call(dcp_group *g, enum dcp__call call, dcp_status st);
+
+/* Every rank gives the outcome of its own part; DCP_OK if all are. Else every rank fails: with its
+ * own code, or with that of the first that failed, the text naming it. Needs g->scratch. */
+dcp_status dcp__group_agree(dcp_group *g, const char *what, dcp_status own);
+
 /* group_gather.c: the work of the public calls, arguments checked and the handle held. */
 dcp_status dcp__gather_cols(dcp_group *g, void *buf, size_t n_rows, size_t row_stride_bytes,
-                            const size_t *col_off_bytes);
+                            const size_t *col_off_bytes, bool is_fenced);
 dcp_status dcp__allgather(dcp_group *g, const void *send, size_t n_bytes, void *recv);
+
+/* Sum in rank order through messages, for ranks without common memory. */
+dcp_status dcp__allreduce_sent(dcp_group *g, float *buf, size_t n);
 
 /* Process-private allocations on a list of the handle. */
 dcp_status dcp__local_alloc(dcp_group *g, size_t n_bytes, void **ptr_out);
 void dcp__local_free(dcp_group *g, void *ptr);
 void dcp__local_free_list(struct dcp__local_alloc *list);
+
+/* locate and peer_ptr where every address is visible. */
+bool dcp__any_locate(const dcp_group *g, const void *ptr, size_t n_bytes, uint32_t *alloc_id_out,
+                     uint64_t *offset_out);
+void *dcp__any_peer_ptr(const dcp_group *g, int rank, uint32_t alloc_id, uint64_t offset,
+                        size_t n_bytes);
 
 /* How a wait goes on: spin, then yield, then sleep in slices. */
 struct dcp__wait {
@@ -127,11 +167,24 @@ struct dcp__wait {
     int64_t proc_ns;  /* the last look into /proc */
     int64_t gone_ns;  /* since when a peer is known to be gone without a known cause */
     unsigned round;
+    int proc_rank; /* where that look goes on, counted from the own rank */
 };
+/* Seconds as messages show them: "%.1f %s" of these two. */
+static inline double dcp__wait_amount(double s)
+{
+    return s < 1 ? s * 1e3 : s;
+}
+static inline const char *dcp__wait_unit(double s)
+{
+    return s < 1 ? "ms" : "s";
+}
 enum dcp__wait_step { DCP__WAIT_AGAIN, DCP__WAIT_SLEEP };
 /* One step. AGAIN: has spun or yielded. SLEEP: the caller looks at its peers, then sleeps at most
  * DCP__WAIT_SLICE_NS. */
-enum dcp__wait_step dcp__wait_next(struct dcp__wait *w, bool may_spin);
+enum dcp__wait_step dcp__wait_next(struct dcp__wait *w, unsigned spin_rounds);
+/* spin_rounds for the next wait, from how w went; 0 stays 0: no spinning. */
+unsigned dcp__wait_learn(const struct dcp__wait *w, unsigned spin_rounds);
+enum { DCP__SPIN_BEGIN = 64 };
 enum { DCP__WAIT_SLICE_NS = 20000000 };
 
 #endif

@@ -118,10 +118,11 @@ static dcp_status gather_sent(dcp_group *g, const struct cols *c)
 
 static dcp_status gather_indirect(dcp_group *g, const struct cols *c)
 {
-    return g->ops->staging != NULL ? gather_staged(g, c) : gather_sent(g, c);
+    return g->ops->staging != NULL && g->all_see ? gather_staged(g, c) : gather_sent(g, c);
 }
 
-static dcp_status gather_direct(dcp_group *g, const struct cols *c, const struct gather_info *infos)
+static dcp_status gather_direct(dcp_group *g, const struct cols *c, const struct gather_info *infos,
+                                bool is_fenced)
 {
     for (int i = 1; i < g->size; i++) {
         const int r = (g->rank + i) % g->size;
@@ -142,7 +143,64 @@ static dcp_status gather_direct(dcp_group *g, const struct cols *c, const struct
         }
     }
     /* Nobody may write its part again before everybody has read it. */
-    return g->ops->record(g, NULL, 0, NULL);
+    return is_fenced ? g->ops->record(g, NULL, 0, NULL) : DCP_OK;
+}
+
+/* Segments of a tile go to the rank that sums them, sums go to all: two exchanges per tile.
+ * bounce = [part of each rank], the sums lie where the own part would. */
+dcp_status dcp__allreduce_sent(dcp_group *g, float *buf, size_t n)
+{
+    const uint64_t n_own = n;
+    uint64_t *const n_all = g->scratch;
+    DCP_TRY(g->ops->record(g, &n_own, sizeof(n_own), n_all));
+    for (int r = 1; r < g->size; r++) {
+        if (n_all[r] == n_all[0]) continue;
+        return dcp__fail(DCP_ERR_MISMATCH,
+                         "allreduce: rank 0 gives %llu values, rank %d gives %llu",
+                         (unsigned long long)n_all[0], r, (unsigned long long)n_all[r]);
+    }
+    const size_t size = (size_t)g->size;
+    if (size == 1) return DCP_OK;
+    float *const parts = g->bounce;
+    const size_t part_max = g->bounce_bytes / sizeof(float) / size;
+    struct dcp__xfer *const sends = g->scratch, *const recvs = sends + size;
+    for (size_t at = 0; at < n; at += part_max * size) {
+        const size_t tile = n - at < part_max * size ? n - at : part_max * size;
+        const size_t begin = tile * (size_t)g->rank / size;
+        const size_t n_sum = tile * ((size_t)g->rank + 1) / size - begin;
+        for (int gathers = 0; gathers < 2; gathers++) {
+            float *const sums = parts + (size_t)g->rank * part_max;
+            int n_peers = 0;
+            for (int i = 1; i < g->size; i++, n_peers++) {
+                const int to = (g->rank + i) % g->size, from = (g->rank - i + g->size) % g->size;
+                const size_t to_begin = tile * (size_t)to / size;
+                const size_t to_n = tile * ((size_t)to + 1) / size - to_begin;
+                const size_t from_begin = tile * (size_t)from / size;
+                const size_t from_n = tile * ((size_t)from + 1) / size - from_begin;
+                sends[n_peers] =
+                    (struct dcp__xfer){.peer = to,
+                                       .buf = gathers ? sums : buf + at + to_begin,
+                                       .n_bytes = (gathers ? n_sum : to_n) * sizeof(float)};
+                recvs[n_peers] = (struct dcp__xfer){
+                    .peer = from,
+                    .buf = gathers ? buf + at + from_begin : parts + (size_t)from * part_max,
+                    .n_bytes = (gathers ? from_n : n_sum) * sizeof(float)};
+            }
+            DCP_TRY(g->ops->exchange_start(g, DCP__OWN_SLOT, sends, n_peers, recvs, n_peers));
+            DCP_TRY(g->ops->exchange_wait(g, DCP__OWN_SLOT));
+            if (gathers) {
+                memcpy(buf + at + begin, sums, n_sum * sizeof(float));
+                continue;
+            }
+            memcpy(sums, buf + at + begin, n_sum * sizeof(float));
+            for (size_t i = 0; i < n_sum; i++) {
+                float sum = parts[i];
+                for (size_t r = 1; r < size; r++) sum += parts[r * part_max + i];
+                sums[i] = sum;
+            }
+        }
+    }
+    return DCP_OK;
 }
 
 static uint64_t hash_cols(const dcp_group *g, const size_t *off)
@@ -153,7 +211,7 @@ static uint64_t hash_cols(const dcp_group *g, const size_t *off)
 }
 
 dcp_status dcp__gather_cols(dcp_group *g, void *buf, size_t n_rows, size_t row_stride_bytes,
-                            const size_t *col_off_bytes)
+                            const size_t *col_off_bytes, bool is_fenced)
 {
     const struct cols c = {
         .buf = buf, .n_rows = n_rows, .row_stride = row_stride_bytes, .off = col_off_bytes};
@@ -179,7 +237,7 @@ dcp_status dcp__gather_cols(dcp_group *g, void *buf, size_t n_rows, size_t row_s
         if (infos[r].is_visible == 0) all_visible = false;
     }
     if (g->size == 1 || n_rows == 0 || col_off_bytes[g->size] == col_off_bytes[0]) return DCP_OK;
-    return all_visible ? gather_direct(g, &c, infos) : gather_indirect(g, &c);
+    return all_visible ? gather_direct(g, &c, infos, is_fenced) : gather_indirect(g, &c);
 }
 
 /* A record is [size of the message u64][the message where it fits]. */

@@ -55,10 +55,12 @@ size_t dcp__mem_core_bytes(int n)
     return core.total_bytes;
 }
 
-void dcp__mem_core_init(struct dcp__mem_core *core, int n, int64_t deadline_ns, bool check_pids)
+void dcp__mem_core_init(struct dcp__mem_core *core, int n, const struct dcp__group_opts *opts,
+                        bool check_pids)
 {
     lay_out(core, n);
-    core->deadline_ns = deadline_ns;
+    core->deadline_ns = opts->deadline_ns;
+    core->ranks_per_host = opts->ranks_per_host;
     core->check_pids = check_pids;
 }
 
@@ -68,16 +70,18 @@ dcp_status dcp__mem_group_init(struct dcp__mem_group *m, const struct dcp__group
     const size_t n = core->n;
     DCP_TRY(dcp__group_init(&m->base, ops, rank, (int)n, core->deadline_ns, &core->poison));
     m->core = core;
-    m->may_spin = (int)n <= dcp__cpu_usable();
-    void *mem;
-    dcp_status st = dcp__alloc_array(DCP__EXCHANGE_SLOTS * 4 * n, sizeof(struct dcp__mem_flow),
-                                     "open exchanges of a group", &mem);
+    m->spin_rounds = (int)n <= dcp__cpu_usable() ? DCP__SPIN_BEGIN : 0;
+    void *mem = NULL;
+    dcp_status st = dcp__group_set_hosts(&m->base, NULL, (int)core->ranks_per_host);
+    if (st != DCP_OK) goto err_base;
+    st = dcp__alloc_array(DCP__ALL_SLOTS * 4 * n, sizeof(struct dcp__mem_flow),
+                          "open exchanges of a group", &mem);
     if (st != DCP_OK) goto err_base;
     m->flows = mem;
     st = dcp__alloc_array(2 * n, sizeof(uint32_t), "exchange marks of a group", &mem);
     if (st != DCP_OK) goto err_flows;
     m->blocked = mem;
-    for (size_t slot = 0; slot < DCP__EXCHANGE_SLOTS; slot++) {
+    for (size_t slot = 0; slot < DCP__ALL_SLOTS; slot++) {
         m->open[slot].sends = m->flows + slot * 4 * n;
         m->open[slot].recvs = m->open[slot].sends + 2 * n;
     }
@@ -90,9 +94,24 @@ err_base:
     return st;
 }
 
+dcp_status dcp__mem_group_from(struct dcp__mem_group *m, const struct dcp__mem_group *parent,
+                               const struct dcp__split *how)
+{
+    void *mem;
+    DCP_TRY(dcp__alloc_array((size_t)how->size, sizeof(int), "ranks of a sub-group", &mem));
+    m->root_ranks = mem;
+    m->root = parent->root != NULL ? parent->root : parent->core;
+    for (int i = 0; i < how->size; i++) {
+        const int in_parent = how->members[i];
+        m->root_ranks[i] = parent->root != NULL ? parent->root_ranks[in_parent] : in_parent;
+    }
+    return dcp__group_set_hosts(&m->base, how->host_of, 0);
+}
+
 void dcp__mem_group_fini(struct dcp__mem_group *m)
 {
     atomic_store(&dcp__mem_member_at(m->core, m->base.rank)->left, 1);
+    dcp__free(m->root_ranks);
     dcp__free(m->blocked);
     dcp__free(m->flows);
     dcp__group_fini(&m->base);
@@ -110,7 +129,7 @@ static dcp_status await_slot(struct dcp__mem_group *m, struct dcp__wait *w, int 
 {
     struct dcp__mem_slot *const slot = dcp__mem_slot_at(m->core, record, rank);
     while (atomic_load_explicit(&slot->seq, memory_order_acquire) != record) {
-        const enum dcp__wait_step step = dcp__wait_next(w, m->may_spin);
+        const enum dcp__wait_step step = dcp__wait_next(w, m->spin_rounds);
         if (step == DCP__WAIT_AGAIN) {
             /* A peer may have arrived first and given up after: its arrival counts. */
             if (dcp__group_is_poisoned(&m->base) && record_awaited(m, rank, &record)) {
@@ -147,6 +166,7 @@ dcp_status dcp__mem_record(dcp_group *g, const void *send, size_t n_bytes, void 
             DCP_TRY(await_slot(m, &w, r, record));
         }
     }
+    m->spin_rounds = dcp__wait_learn(&w, m->spin_rounds);
     /* Everybody sees the same sizes, so everybody fails and nothing needs to be poisoned. */
     const uint32_t first_bytes = dcp__mem_slot_at(core, record, 0)->n_bytes;
     for (int r = 1; r < g->size; r++) {

@@ -2,6 +2,7 @@
 /* Who is late and why: the slow path of every wait in shared memory. A peer counts as dead when its
  * parent says so, when it has left, or when /proc shows no such process (a zombie is none). The
  * parent's word carries the cause, so a peer found dead in /proc waits a little for it. */
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -14,7 +15,9 @@
 #include "base/clock_priv.h"
 #include "group/group_mem_priv.h"
 
-enum { PROC_EVERY_NS = 40000000, REPORT_GRACE_NS = 200000000 };
+/* A look takes some 10 us a peer: a thousand ranks that look at a thousand peers each would do
+ * nothing else. So it takes a few peers at a time, in turn. */
+enum { PROC_EVERY_NS = 40000000, PROC_PEERS = 32, REPORT_GRACE_NS = 200000000 };
 
 /* State letter and start time of a process; false if there is none (or no /proc). */
 static bool read_proc_stat(int pid, char *state_out, uint64_t *start_ticks_out)
@@ -58,19 +61,40 @@ void dcp__mem_report_exit(struct dcp__mem_core *core, int rank, int wait_status)
     atomic_store(&member->exit_known, 1);
 }
 
-static bool process_is_gone(const struct dcp__mem_member *member)
+bool dcp__process_start(int pid, uint64_t *start_ticks_out)
 {
-    const int pid = (int)atomic_load(&member->pid);
-    if (pid == 0) return false;
     char state;
-    uint64_t start_ticks;
-    if (!read_proc_stat(pid, &state, &start_ticks)) return true;
-    return state == 'Z' || state == 'X' || start_ticks != atomic_load(&member->start_ticks);
+    return read_proc_stat(pid, &state, start_ticks_out);
 }
 
-static dcp_status poison_dead(struct dcp__mem_group *m, int rank)
+bool dcp__process_is_gone(int pid, uint64_t start_ticks)
 {
-    struct dcp__mem_member *const member = dcp__mem_member_at(m->core, rank);
+    char state;
+    uint64_t found_ticks;
+    errno = 0;
+    if (!read_proc_stat(pid, &state, &found_ticks)) return errno == ENOENT || errno == ESRCH;
+    return state == 'Z' || state == 'X' || found_ticks != start_ticks;
+}
+
+static bool member_is_gone(const struct dcp__mem_member *member)
+{
+    const int pid = (int)atomic_load(&member->pid);
+    return pid != 0 && dcp__process_is_gone(pid, atomic_load(&member->start_ticks));
+}
+
+/* Where it is noted how rank ended: here, or in the group that this one was split from. */
+static struct dcp__mem_member *reported_at(const struct dcp__mem_group *m, int rank)
+{
+    struct dcp__mem_member *const own = dcp__mem_member_at(m->core, rank);
+    if (atomic_load(&own->exit_known) != 0) return own;
+    if (m->root == NULL) return NULL;
+    struct dcp__mem_member *const root = dcp__mem_member_at(m->root, m->root_ranks[rank]);
+    return atomic_load(&root->exit_known) != 0 ? root : NULL;
+}
+
+static dcp_status poison_dead(struct dcp__mem_group *m, int rank,
+                              const struct dcp__mem_member *member)
+{
     const int status = (int)atomic_load(&member->wait_status);
     const char *call = dcp__call_name((uint32_t)m->base.call);
     char who[64];
@@ -91,6 +115,7 @@ static dcp_status poison_dead(struct dcp__mem_group *m, int rank)
 static dcp_status poison_late(struct dcp__mem_group *m, const struct dcp__wait *w,
                               dcp__is_awaited_fn *is_awaited, const void *ctx)
 {
+    const double waited_s = (double)(dcp__now_ns() - w->start_ns) * 1e-9;
     char late[320] = "";
     size_t used = 0;
     for (int r = 0; r < m->base.size && used < sizeof(late) - 64; r++) {
@@ -104,9 +129,10 @@ static dcp_status poison_late(struct dcp__mem_group *m, const struct dcp__wait *
             late + used, sizeof(late) - used, "%srank %d (%s%s)", used > 0 ? ", " : "", r,
             atomic_load(&member->attached) != 0 && call != DCP__CALL_NONE ? "is in " : "", where);
     }
-    return dcp__group_poison(
-        &m->base, DCP_ERR_TIMEOUT, "rank %d waited %.1f s in %s; did not arrive: %s", m->base.rank,
-        (double)(dcp__now_ns() - w->start_ns) * 1e-9, dcp__call_name((uint32_t)m->base.call), late);
+    return dcp__group_poison(&m->base, DCP_ERR_TIMEOUT,
+                             "rank %d waited %.1f %s in %s; did not arrive: %s", m->base.rank,
+                             dcp__wait_amount(waited_s), dcp__wait_unit(waited_s),
+                             dcp__call_name((uint32_t)m->base.call), late);
 }
 
 dcp_status dcp__mem_check(struct dcp__mem_group *m, struct dcp__wait *w,
@@ -122,14 +148,21 @@ dcp_status dcp__mem_check(struct dcp__mem_group *m, struct dcp__wait *w,
         return DCP_OK;
     }
     const int64_t now = dcp__now_ns();
-    const bool look_into_proc = m->core->check_pids && now - w->proc_ns >= PROC_EVERY_NS;
+    const int64_t looked_ns = w->proc_ns != 0 ? w->proc_ns : w->start_ns;
+    /* As many looks a second by all ranks together, however many they are. */
+    const int64_t every_ns = (int64_t)PROC_EVERY_NS * (1 + m->base.size / 64);
+    const bool look_into_proc = m->core->check_pids && now - looked_ns >= every_ns;
+    const int proc_begin = w->proc_rank;
+    int n_looks = 0;
     if (look_into_proc) w->proc_ns = now;
-    for (int r = 0; r < m->base.size; r++) {
+    for (int i = 0; i < m->base.size; i++) {
+        const int r = (m->base.rank + proc_begin + i) % m->base.size;
         if (r == m->base.rank || !is_awaited(m, r, ctx)) continue;
         struct dcp__mem_member *const member = dcp__mem_member_at(m->core, r);
         /* A peer may have given what is awaited and gone since: ask again after the news. */
-        if (atomic_load(&member->exit_known) != 0) {
-            if (is_awaited(m, r, ctx)) return poison_dead(m, r);
+        const struct dcp__mem_member *const reported = reported_at(m, r);
+        if (reported != NULL) {
+            if (is_awaited(m, r, ctx)) return poison_dead(m, r, reported);
         } else if (atomic_load(&member->left) != 0) {
             if (is_awaited(m, r, ctx)) {
                 return dcp__group_poison(&m->base, DCP_ERR_PEER,
@@ -137,7 +170,16 @@ dcp_status dcp__mem_check(struct dcp__mem_group *m, struct dcp__wait *w,
                                          "in %s",
                                          r, m->base.rank, dcp__call_name((uint32_t)m->base.call));
             }
-        } else if (look_into_proc && process_is_gone(member) && is_awaited(m, r, ctx)) {
+        } else if (look_into_proc && n_looks < PROC_PEERS) {
+            n_looks++;
+            if (!member_is_gone(member)) {
+                w->proc_rank = (proc_begin + i + 1) % m->base.size;
+                continue;
+            }
+            if (!is_awaited(m, r, ctx)) continue;
+            /* The next look begins here, so that the grace is of one peer. */
+            w->proc_rank = (proc_begin + i) % m->base.size;
+            n_looks = PROC_PEERS;
             if (w->gone_ns == 0) w->gone_ns = now;
             if (now - w->gone_ns >= REPORT_GRACE_NS) {
                 return dcp__group_poison(&m->base, DCP_ERR_PEER,

@@ -199,9 +199,9 @@ static dcp_status move_all(struct dcp__mem_group *m, bool *moved_out)
 {
     if (++m->pass == 0) m->pass = 1;
     *moved_out = false;
-    struct dcp__mem_open *order[DCP__EXCHANGE_SLOTS];
+    struct dcp__mem_open *order[DCP__ALL_SLOTS];
     int n_open = 0;
-    for (int slot = 0; slot < DCP__EXCHANGE_SLOTS; slot++) {
+    for (int slot = 0; slot < DCP__ALL_SLOTS; slot++) {
         struct dcp__mem_open *const o = &m->open[slot];
         if (!o->is_open || o->n_left == 0) continue;
         int at = n_open++;
@@ -258,7 +258,7 @@ dcp_status dcp__mem_exchange_wait(dcp_group *g, unsigned slot)
             w = (struct dcp__wait){0}; /* the deadline counts from the last progress */
             continue;
         }
-        if (dcp__wait_next(&w, m->may_spin) == DCP__WAIT_AGAIN) {
+        if (dcp__wait_next(&w, m->spin_rounds) == DCP__WAIT_AGAIN) {
             if (!dcp__group_is_poisoned(g)) continue;
             DCP_TRY(move_all(m, &moved)); /* what peers gave before the failure */
             if (!moved) return dcp__group_poison_status(g);

@@ -49,6 +49,7 @@ struct dcp__mem_core {
     uint32_t ring_bytes, staging_bytes;
     size_t off_members, off_slots, off_ends, off_rings, off_staging, total_bytes;
     int64_t deadline_ns;
+    int32_t ranks_per_host; /* of a whole group; a sub-group's hosts are its parent's */
     bool check_pids;
     _Atomic uint32_t n_handles; /* of a threads group: the last one frees */
     struct dcp__poison poison;
@@ -56,7 +57,8 @@ struct dcp__mem_core {
 
 /* Bytes of the control block of n ranks; and its sizes written into zeroed memory. */
 size_t dcp__mem_core_bytes(int n);
-void dcp__mem_core_init(struct dcp__mem_core *core, int n, int64_t deadline_ns, bool check_pids);
+void dcp__mem_core_init(struct dcp__mem_core *core, int n, const struct dcp__group_opts *opts,
+                        bool check_pids);
 
 /* One direction of an open exchange. */
 struct dcp__mem_flow {
@@ -74,19 +76,25 @@ struct dcp__mem_open {
 struct dcp__mem_group {
     dcp_group base; /* first: a dcp_group is one of these */
     struct dcp__mem_core *core;
-    bool may_spin;
+    unsigned spin_rounds; /* 0: more ranks than CPUs */
     uint32_t record_no;
     uint32_t n_started; /* exchanges */
-    struct dcp__mem_open open[DCP__EXCHANGE_SLOTS];
+    struct dcp__mem_open open[DCP__ALL_SLOTS];
     struct dcp__mem_flow *flows; /* memory of the above */
     uint32_t *blocked;           /* [2 * size]: the pass that found this direction not empty */
     uint32_t pass;
-    void *extra; /* of the transport */
+    /* Of a sub-group: who reports to the group it was split from, and which rank is which there. */
+    struct dcp__mem_core *root;
+    int *root_ranks; /* [size] */
+    void *extra;     /* of the transport */
 };
 
 /* Fill the common part of a handle in zeroed memory and take what exchanges need. */
 dcp_status dcp__mem_group_init(struct dcp__mem_group *m, const struct dcp__group_ops *ops, int rank,
                                struct dcp__mem_core *core);
+/* Make m a sub-group of parent: its hosts, and whose reports of deaths count. */
+dcp_status dcp__mem_group_from(struct dcp__mem_group *m, const struct dcp__mem_group *parent,
+                               const struct dcp__split *how);
 void dcp__mem_group_fini(struct dcp__mem_group *m); /* says goodbye to peers, frees the flows */
 
 static inline struct dcp__mem_group *dcp__mem_of(dcp_group *g)
@@ -106,6 +114,9 @@ static inline struct dcp__mem_slot *dcp__mem_slot_at(struct dcp__mem_core *core,
 
 /* Watch the process of this rank: its pid and start time go into the control block. */
 void dcp__mem_watch_self(struct dcp__mem_core *core, int rank);
+/* A process by pid and start time. is_gone also for a zombie; false where there is no /proc. */
+bool dcp__process_start(int pid, uint64_t *start_ticks_out);
+bool dcp__process_is_gone(int pid, uint64_t start_ticks);
 void dcp__mem_report_exit(struct dcp__mem_core *core, int rank, int wait_status);
 
 /* The slow path of a wait: poison, dead peers, the deadline. is_awaited(m, r, ctx) says whether
@@ -118,6 +129,8 @@ dcp_status dcp__mem_check(struct dcp__mem_group *m, struct dcp__wait *w,
  * holder_fd is dcp__shm_fd there. The holder keeps it open until all have joined. */
 int dcp__shm_fd(const dcp_shm *shm);
 dcp_status dcp__shm_join(int n, int holder_pid, int holder_fd, dcp_shm **shm_out);
+dcp_status dcp__shm_make(int n, const struct dcp__group_opts *opts, dcp_shm **shm_out);
+dcp_status dcp__shm_enter(dcp_shm *shm, int rank, dcp_group **group_out); /* no fault is loaded */
 extern const struct dcp__group_ops dcp__shm_ops;
 
 /* Operations of the table that all shared-memory transports have in common. */

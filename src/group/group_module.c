@@ -15,6 +15,10 @@ static const struct dcp__group_module module = {
     .load_fault = dcp__group_load_fault,
     .init = dcp__group_init,
     .fini = dcp__group_fini,
+    .set_hosts = dcp__group_set_hosts,
+    .agree = dcp__group_agree,
+    .any_locate = dcp__any_locate,
+    .any_peer_ptr = dcp__any_peer_ptr,
     .poison_at = dcp__group_poison_at,
     .poison_status = dcp__group_poison_status,
     .call_name = dcp__call_name,
@@ -23,10 +27,10 @@ static const struct dcp__group_module module = {
     .local_free = dcp__local_free,
     .local_free_list = dcp__local_free_list,
     .shm_ops = &dcp__shm_ops,
-    .shm_prepare = dcp_shm_prepare,
+    .shm_make = dcp__shm_make,
     .shm_fd = dcp__shm_fd,
     .shm_join = dcp__shm_join,
-    .shm_attach = dcp_shm_attach,
+    .shm_enter = dcp__shm_enter,
     .shm_release = dcp_shm_release,
 };
 

@@ -20,24 +20,30 @@ struct dcp__group_module {
     dcp_status (*alloc_array)(size_t n, size_t elem_bytes, const char *what, void **ptr_out);
     void (*free)(void *ptr);
     int64_t (*now_ns)(void);
-    dcp_status (*opts_read)(const dcp_group_opts *opts, int64_t *deadline_ns_out);
+    dcp_status (*opts_read)(const dcp_group_opts *opts, struct dcp__group_opts *opts_out);
     dcp_status (*load_fault)(int size, bool ranks_are_processes);
     dcp_status (*init)(dcp_group *g, const struct dcp__group_ops *ops, int rank, int size,
                        int64_t deadline_ns, struct dcp__poison *poison);
     void (*fini)(dcp_group *g);
+    dcp_status (*set_hosts)(dcp_group *g, const int *host_of_rank, int ranks_per_host);
+    dcp_status (*agree)(dcp_group *g, const char *what, dcp_status own);
+    bool (*any_locate)(const dcp_group *g, const void *ptr, size_t n_bytes, uint32_t *alloc_id_out,
+                       uint64_t *offset_out);
+    void *(*any_peer_ptr)(const dcp_group *g, int rank, uint32_t alloc_id, uint64_t offset,
+                          size_t n_bytes);
     dcp__poison_at_fn *poison_at;
     dcp_status (*poison_status)(dcp_group *g);
     const char *(*call_name)(uint32_t call);
-    enum dcp__wait_step (*wait_next)(struct dcp__wait *w, bool may_spin);
+    enum dcp__wait_step (*wait_next)(struct dcp__wait *w, unsigned spin_rounds);
     dcp_status (*local_alloc)(dcp_group *g, size_t n_bytes, void **ptr_out);
     void (*local_free)(dcp_group *g, void *ptr);
     void (*local_free_list)(struct dcp__local_alloc *list);
     /* a group over shared memory, to be wrapped */
     const struct dcp__group_ops *shm_ops;
-    dcp_status (*shm_prepare)(int n, const dcp_group_opts *opts, dcp_shm **shm_out);
+    dcp_status (*shm_make)(int n, const struct dcp__group_opts *opts, dcp_shm **shm_out);
     int (*shm_fd)(const dcp_shm *shm);
     dcp_status (*shm_join)(int n, int holder_pid, int holder_fd, dcp_shm **shm_out);
-    dcp_status (*shm_attach)(dcp_shm *shm, int rank, dcp_group **group_out);
+    dcp_status (*shm_enter)(dcp_shm *shm, int rank, dcp_group **group_out);
     void (*shm_release)(dcp_shm *shm);
 };
 

@@ -25,7 +25,9 @@ dcp_status dcp__group_record(dcp_group *g, const void *send, size_t n_bytes, voi
 
 /* Nonblocking pairwise exchange. Up to DCP__EXCHANGE_SLOTS may be open at once; all ranks open
  * slots in the same order; messages between a pair are matched in the order they were started. The
- * xfer arrays are copied; buffers stay borrowed until done. Messages to oneself are not allowed. */
+ * xfer arrays are copied; buffers stay borrowed until done. Messages to oneself are not allowed.
+ * A record between start and wait is allowed, if all ranks have it there: a custom transport keeps
+ * one order for both. */
 dcp_status dcp__group_exchange_start(dcp_group *g, unsigned slot, const struct dcp__xfer *sends,
                                      int n_sends, const struct dcp__xfer *recvs, int n_recvs);
 dcp_status dcp__group_exchange_test(dcp_group *g, unsigned slot, bool *done_out);
@@ -37,17 +39,35 @@ dcp_status dcp__group_allreduce_f32(dcp_group *g, float *buf, size_t n);
 
 /* Where ptr lies in the group's own allocations: an id that is the same on all ranks and the offset
  * in this rank's part; false if it does not lie in one that its peers can see. The range [ptr, ptr
- * + n_bytes) must lie inside whole. In a threads group every address counts as visible. */
+ * + n_bytes) must lie inside whole. In a threads group, and where a host is one rank, every address
+ * counts as visible. */
 bool dcp__group_locate(const dcp_group *g, const void *ptr, size_t n_bytes, uint32_t *alloc_id_out,
                        uint64_t *offset_out);
 /* The address in this process of (alloc_id, offset) of rank's part; NULL if this rank cannot see it
  * (other host, or out of its bounds). */
 void *dcp__group_peer_ptr(const dcp_group *g, int rank, uint32_t alloc_id, uint64_t offset,
                           size_t n_bytes);
-/* True if this rank can read rank's group memory directly. */
+/* True if this rank can read rank's group memory directly: exactly if both have the same
+ * dcp_group_host. The rank itself is always seen. */
 bool dcp__group_sees(const dcp_group *g, int rank);
-/* True if all ranks see each other's group memory (the same answer on all). */
+/* True if all ranks see each other's group memory (the same answer on all): there is one host. */
 bool dcp__group_all_see(const dcp_group *g);
+
+/* Hosts, for hierarchical algorithms (public: dcp_group_host, dcp_group_n_hosts).
+ *
+ *   - host h is a set of ranks that see each other's group memory; 0 .. M - 1 in order of their
+ *     first rank, the same on all ranks; ranks of a host need not follow each other
+ *   - a host without any shared memory (custom transports, MPI that cannot share) is one rank
+ *   - dcp_group_opts.ranks_per_host, or DCP_ATTN_RANKS_PER_HOST where that is 0, cuts what was
+ * found further (rank / k), so that a test on one machine takes every path of a cluster: peer_ptr
+ * is NULL between simulated hosts, gather_cols and allreduce send messages
+ *   - a group of one host, or of the first ranks of each host, comes from dcp_group_split:
+ *         dcp_group_split(g, dcp_group_host(g, rank), rank, &inside);
+ *         dcp_group_split(g, is_first_of_host ? 0 : -1, rank, &leaders);   leaders may be NULL
+ *     Records of inside do not wait for other hosts. It has allocations of its own: memory of g is
+ *     read with dcp__group_peer_ptr(g, rank in g, ...).
+ *   - records of g are pairwise over MPI and custom transports (one round): M hosts cost a message
+ *     per rank, so an algorithm in several steps does well to synchronise by its messages */
 
 /* Mark the handle as in a call; DCP_ERR_BUSY if another thread is in one, DCP_ERR_POISONED if
  * poisoned. Composite calls (merge, attend) hold it over their inner group calls: it nests for the

@@ -5,6 +5,8 @@
 #include "base/alloc_priv.h"
 #include "group/group_core_priv.h"
 
+static dcp_status create(int64_t deadline_ns, dcp_group **group_out);
+
 static dcp_status self_record(dcp_group *g, const void *send, size_t n_bytes, void *recv)
 {
     (void)g;
@@ -39,32 +41,17 @@ static dcp_status self_allreduce_f32(dcp_group *g, float *buf, size_t n)
     return DCP_OK;
 }
 
-static bool self_locate(const dcp_group *g, const void *ptr, size_t n_bytes, uint32_t *alloc_id_out,
-                        uint64_t *offset_out)
-{
-    (void)g, (void)n_bytes;
-    *alloc_id_out = 0;
-    *offset_out = (uint64_t)(uintptr_t)ptr;
-    return true;
-}
-
-static void *self_peer_ptr(const dcp_group *g, int rank, uint32_t alloc_id, uint64_t offset,
-                           size_t n_bytes)
-{
-    (void)g, (void)rank, (void)n_bytes;
-    return alloc_id == 0 ? (void *)(uintptr_t)offset : NULL;
-}
-
-static bool self_sees(const dcp_group *g, int rank)
-{
-    return rank == g->rank;
-}
-
 static void self_destroy(dcp_group *g)
 {
     dcp__local_free_list(g->allocs);
     dcp__group_fini(g);
     dcp__free(g);
+}
+
+static dcp_status self_split(dcp_group *g, const struct dcp__split *how, dcp_group **sub_out)
+{
+    *sub_out = NULL;
+    return how->size == 0 ? DCP_OK : create(g->deadline_ns, sub_out);
 }
 
 static const struct dcp__group_ops self_ops = {
@@ -76,18 +63,14 @@ static const struct dcp__group_ops self_ops = {
     .allreduce_f32 = self_allreduce_f32,
     .alloc = dcp__local_alloc,
     .free = dcp__local_free,
-    .locate = self_locate,
-    .peer_ptr = self_peer_ptr,
-    .sees = self_sees,
+    .locate = dcp__any_locate,
+    .peer_ptr = dcp__any_peer_ptr,
+    .split = self_split,
     .destroy = self_destroy,
 };
 
-dcp_status dcp_group_create_self(const dcp_group_opts *opts, dcp_group **group_out)
+static dcp_status create(int64_t deadline_ns, dcp_group **group_out)
 {
-    if (group_out == NULL) return dcp__fail(DCP_ERR_ARG, "create_self: group_out is NULL");
-    int64_t deadline_ns;
-    DCP_TRY(dcp__group_opts_read(opts, &deadline_ns));
-    DCP_TRY(dcp__group_load_fault(1, true));
     void *mem;
     DCP_TRY(dcp__alloc(sizeof(dcp_group), "self group", &mem));
     dcp_group *const g = mem;
@@ -98,4 +81,13 @@ dcp_status dcp_group_create_self(const dcp_group_opts *opts, dcp_group **group_o
     }
     *group_out = g;
     return DCP_OK;
+}
+
+dcp_status dcp_group_create_self(const dcp_group_opts *opts, dcp_group **group_out)
+{
+    if (group_out == NULL) return dcp__fail(DCP_ERR_ARG, "create_self: group_out is NULL");
+    struct dcp__group_opts mine;
+    DCP_TRY(dcp__group_opts_read(opts, &mine));
+    DCP_TRY(dcp__group_load_fault(1, true));
+    return create(mine.deadline_ns, group_out);
 }

@@ -44,6 +44,7 @@ struct shm_alloc {
 
 struct shm_extra {
     struct dcp_shm *shm;
+    struct dcp_shm *root; /* of a sub-group: keeps mapped what its root_core lies in */
     uint64_t file_used;
     int n_high; /* entries above are free */
     struct shm_alloc allocs[MAX_ALLOCS];
@@ -65,6 +66,14 @@ static dcp_status map_core(struct dcp_shm *shm)
 static dcp_status make_file(struct dcp_shm *shm)
 {
     shm->fd = memfd_create("dcp-attn", MFD_CLOEXEC);
+    if (shm->fd >= 0 && shm->fd <= 2) {
+        /* The caller has closed a standard stream; what is written there must not land here. */
+        const int low = shm->fd;
+        shm->fd = fcntl(low, F_DUPFD_CLOEXEC, 3);
+        const int err = errno;
+        close(low);
+        errno = err;
+    }
     if (shm->fd < 0) {
         return dcp__fail(DCP_ERR_SYS, "shm_prepare: memfd_create: %s", strerror(errno));
     }
@@ -100,15 +109,8 @@ static dcp_status new_shm(int n, struct dcp_shm **shm_out)
     return DCP_OK;
 }
 
-dcp_status dcp_shm_prepare(int n, const dcp_group_opts *opts, dcp_shm **shm_out)
+dcp_status dcp__shm_make(int n, const struct dcp__group_opts *opts, dcp_shm **shm_out)
 {
-    if (n < 1 || n > 4096) {
-        return dcp__fail(DCP_ERR_ARG, "shm_prepare: %d ranks; 1 to 4096 are possible", n);
-    }
-    if (shm_out == NULL) return dcp__fail(DCP_ERR_ARG, "shm_prepare: shm_out is NULL");
-    int64_t deadline_ns;
-    DCP_TRY(dcp__group_opts_read(opts, &deadline_ns));
-    DCP_TRY(dcp__group_load_fault(n, true));
     struct dcp_shm *shm;
     DCP_TRY(new_shm(n, &shm));
     dcp_status st = make_file(shm);
@@ -117,9 +119,21 @@ dcp_status dcp_shm_prepare(int n, const dcp_group_opts *opts, dcp_shm **shm_out)
         dcp_shm_release(shm);
         return st;
     }
-    dcp__mem_core_init(shm->core, n, deadline_ns, true);
+    dcp__mem_core_init(shm->core, n, opts, true);
     *shm_out = shm;
     return DCP_OK;
+}
+
+dcp_status dcp_shm_prepare(int n, const dcp_group_opts *opts, dcp_shm **shm_out)
+{
+    if (n < 1 || n > 4096) {
+        return dcp__fail(DCP_ERR_ARG, "shm_prepare: %d ranks; 1 to 4096 are possible", n);
+    }
+    if (shm_out == NULL) return dcp__fail(DCP_ERR_ARG, "shm_prepare: shm_out is NULL");
+    struct dcp__group_opts mine;
+    DCP_TRY(dcp__group_opts_read(opts, &mine));
+    DCP_TRY(dcp__group_load_fault(n, true));
+    return dcp__shm_make(n, &mine, shm_out);
 }
 
 int dcp__shm_fd(const dcp_shm *shm)
@@ -285,6 +299,20 @@ static dcp_status shm_alloc(dcp_group *g, size_t n_bytes, void **ptr_out)
     return st != DCP_OK ? st : own;
 }
 
+/* Every hole is taken out of the page tables of every rank, so in a large group rank 0 makes one
+ * for all. */
+static void give_back(const struct shm_extra *x, dcp_group *g, const struct shm_alloc *a)
+{
+    uint64_t begin = a->begin[g->rank], n_bytes = round_up(a->n_bytes[g->rank] + 1, PAGE);
+    if (g->size > 64) {
+        if (g->rank != 0) return;
+        begin = 0;
+        n_bytes = a->map_bytes;
+    }
+    (void)fallocate(x->shm->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                    (off_t)(a->file_offset + begin), (off_t)n_bytes);
+}
+
 static void shm_free(dcp_group *g, void *ptr)
 {
     struct shm_extra *const x = dcp__mem_of(g)->extra;
@@ -305,12 +333,9 @@ static void shm_free(dcp_group *g, void *ptr)
                                         ids[0], r, ids[r]);
                 break;
             }
-            /* Everybody has arrived, so nobody reads: give the pages of the own part back. */
+            /* Everybody has arrived, so nobody reads: give the pages back. */
             if (found && !dcp__group_is_poisoned(g)) {
-                const struct shm_alloc *const a = &x->allocs[id];
-                (void)fallocate(x->shm->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                                (off_t)(a->file_offset + a->begin[g->rank]),
-                                (off_t)round_up(a->n_bytes[g->rank] + 1, PAGE));
+                give_back(x, g, &x->allocs[id]);
             }
         }
     }
@@ -347,12 +372,6 @@ static void *shm_peer_ptr(const dcp_group *g, int rank, uint32_t alloc_id, uint6
     return a->base + a->begin[rank] + offset;
 }
 
-static bool shm_sees(const dcp_group *g, int rank)
-{
-    (void)g, (void)rank;
-    return true;
-}
-
 static void shm_destroy(dcp_group *g)
 {
     struct dcp__mem_group *const m = dcp__mem_of(g);
@@ -361,8 +380,49 @@ static void shm_destroy(dcp_group *g)
     struct dcp_shm *const shm = x->shm;
     dcp__mem_group_fini(m);
     dcp_shm_release(shm);
+    dcp_shm_release(x->root);
     dcp__free(x);
     dcp__free(m);
+}
+
+/* The leader of each sub-group makes its memory, the others open it through /proc. The leader's
+ * descriptor is open until the last record, as its dcp_shm is. */
+static dcp_status shm_split(dcp_group *g, const struct dcp__split *how, dcp_group **sub_out)
+{
+    struct told {
+        int32_t pid, fd, code;
+    } own = {.fd = -1}, *const all = g->scratch;
+    struct dcp_shm *const parent = ((struct shm_extra *)dcp__mem_of(g)->extra)->shm;
+    struct dcp_shm *shm = NULL;
+    dcp_group *sub = NULL;
+    if (how->leader == g->rank) {
+        const struct dcp__group_opts opts = {.deadline_ns = g->deadline_ns};
+        own.code = (int32_t)dcp__shm_make(how->size, &opts, &shm);
+        own.pid = (int32_t)getpid();
+        own.fd = shm != NULL ? shm->fd : -1;
+    }
+    dcp_status st = g->ops->record(g, &own, sizeof(own), all);
+    if (st == DCP_OK) {
+        st = (dcp_status)own.code;
+        if (how->size > 0 && shm == NULL && all[how->leader].fd >= 0) {
+            st = dcp__shm_join(how->size, all[how->leader].pid, all[how->leader].fd, &shm);
+        }
+        if (shm != NULL) st = dcp__shm_enter(shm, how->rank, &sub);
+        if (sub != NULL) {
+            struct shm_extra *const x = dcp__mem_of(sub)->extra;
+            atomic_fetch_add(&parent->n_refs, 1);
+            x->root = parent;
+            st = dcp__mem_group_from(dcp__mem_of(sub), dcp__mem_of(g), how);
+        }
+        st = dcp__group_agree(g, "split", st);
+    }
+    dcp_shm_release(shm);
+    if (st != DCP_OK) {
+        dcp_group_destroy(sub);
+        return st;
+    }
+    *sub_out = sub;
+    return DCP_OK;
 }
 
 const struct dcp__group_ops dcp__shm_ops = {
@@ -376,24 +436,14 @@ const struct dcp__group_ops dcp__shm_ops = {
     .free = shm_free,
     .locate = shm_locate,
     .peer_ptr = shm_peer_ptr,
-    .sees = shm_sees,
+    .split = shm_split,
     .staging = dcp__mem_staging,
     .set_call = dcp__mem_set_call,
     .destroy = shm_destroy,
 };
 
-dcp_status dcp_shm_attach(dcp_shm *shm, int rank, dcp_group **group_out)
+dcp_status dcp__shm_enter(dcp_shm *shm, int rank, dcp_group **group_out)
 {
-    if (shm == NULL || group_out == NULL) {
-        return dcp__fail(DCP_ERR_ARG, "shm_attach: %s is NULL", shm == NULL ? "shm" : "group_out");
-    }
-    if (rank < 0 || rank >= shm->n) {
-        return dcp__fail(DCP_ERR_ARG, "shm_attach: rank %d of %d", rank, shm->n);
-    }
-    if (atomic_load(&dcp__mem_member_at(shm->core, rank)->attached) != 0) {
-        return dcp__fail(DCP_ERR_ARG, "shm_attach: rank %d is attached already", rank);
-    }
-    DCP_TRY(dcp__group_load_fault(shm->n, true));
     void *mem;
     DCP_TRY(dcp__alloc(sizeof(struct dcp__mem_group), "handle of a shm group", &mem));
     struct dcp__mem_group *const m = mem;
@@ -414,4 +464,19 @@ err_extra:
 err_handle:
     dcp__free(m);
     return st;
+}
+
+dcp_status dcp_shm_attach(dcp_shm *shm, int rank, dcp_group **group_out)
+{
+    if (shm == NULL || group_out == NULL) {
+        return dcp__fail(DCP_ERR_ARG, "shm_attach: %s is NULL", shm == NULL ? "shm" : "group_out");
+    }
+    if (rank < 0 || rank >= shm->n) {
+        return dcp__fail(DCP_ERR_ARG, "shm_attach: rank %d of %d", rank, shm->n);
+    }
+    if (atomic_load(&dcp__mem_member_at(shm->core, rank)->attached) != 0) {
+        return dcp__fail(DCP_ERR_ARG, "shm_attach: rank %d is attached already", rank);
+    }
+    DCP_TRY(dcp__group_load_fault(shm->n, true));
+    return dcp__shm_enter(shm, rank, group_out);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a rank waits. A futex wake across cores costs some 30 us, a yield with runnable neighbours
  * about 1 us: so spin while a peer can be about to arrive on another core, then let others run, and
- * sleep only when the wait is long. */
+ * sleep only when the wait is long. Whether a peer is running is not known: a spin that ran out was
+ * lost time, so the next is half as long, and one that paid makes the next twice as long. */
 #include <sched.h>
 
 #include "base/clock_priv.h"
@@ -9,14 +10,15 @@
 #include "group/group_core_priv.h"
 
 enum {
-    SPIN_ROUNDS = 256, /* some 10 us of pauses */
-    YIELD_NS = 400000  /* long enough for the compute between two merges of a small model */
+    SPIN_LEAST = 16,  /* below 1 us of pauses: the probe */
+    SPIN_MOST = 256,  /* some 10 us */
+    YIELD_NS = 400000 /* long enough for the compute between two merges of a small model */
 };
 
-enum dcp__wait_step dcp__wait_next(struct dcp__wait *w, bool may_spin)
+enum dcp__wait_step dcp__wait_next(struct dcp__wait *w, unsigned spin_rounds)
 {
     const unsigned round = w->round++;
-    if (may_spin && round < SPIN_ROUNDS) {
+    if (round < spin_rounds) {
         dcp__cpu_relax();
         return DCP__WAIT_AGAIN;
     }
@@ -25,4 +27,11 @@ enum dcp__wait_step dcp__wait_next(struct dcp__wait *w, bool may_spin)
     if (now - w->start_ns > YIELD_NS) return DCP__WAIT_SLEEP;
     sched_yield();
     return DCP__WAIT_AGAIN;
+}
+
+unsigned dcp__wait_learn(const struct dcp__wait *w, unsigned spin_rounds)
+{
+    if (w->round == 0 || spin_rounds == 0) return spin_rounds;
+    const unsigned next = w->round <= spin_rounds ? spin_rounds * 2 : spin_rounds / 2;
+    return next < SPIN_LEAST ? SPIN_LEAST : next > SPIN_MOST ? SPIN_MOST : next;
 }

@@ -337,16 +337,44 @@ static inline int contract_no_alloc(dcp_group *g)
     return n_failed;
 }
 
-static inline int contract_run(dcp_group *g)
+/* Hosts are numbered by their first ranks, alike on all, and say who sees whom. */
+static inline int contract_hosts(dcp_group *g)
 {
-    int n_failed = contract_records(g);
+    int n_failed = 0;
+    const int n = dcp_group_size(g);
+    int next = 0;
+    for (int r = 0; r < n; r++) {
+        const int host = dcp_group_host(g, r);
+        CONTRACT_TRUE(host >= 0 && host <= next);
+        if (host == next) next++;
+        CONTRACT_TRUE(dcp__group_sees(g, r) == (host == dcp_group_host(g, dcp_group_rank(g))));
+        int *all = calloc((size_t)n, sizeof(*all));
+        CONTRACT_OK(dcp__group_record(g, &host, sizeof(host), all));
+        for (int q = 0; q < n; q++) CONTRACT_TRUE(all[q] == host);
+        free(all);
+    }
+    CONTRACT_TRUE(dcp_group_n_hosts(g) == next);
+    CONTRACT_TRUE(dcp__group_all_see(g) == (next == 1));
+    CONTRACT_TRUE(dcp_group_host(g, -1) == -1 && dcp_group_host(g, n) == -1);
+    return n_failed;
+}
+
+/* All but the count of allocations, which are the whole process's: for groups beside others. */
+static inline int contract_run_beside(dcp_group *g)
+{
+    int n_failed = contract_hosts(g);
+    n_failed += contract_records(g);
     n_failed += contract_allgather(g);
     n_failed += contract_gather(g);
     n_failed += contract_exchange(g);
     n_failed += contract_alloc(g);
     n_failed += contract_allreduce(g);
-    n_failed += contract_no_alloc(g);
     return n_failed;
+}
+
+static inline int contract_run(dcp_group *g)
+{
+    return contract_run_beside(g) + contract_no_alloc(g);
 }
 
 #endif

@@ -23,19 +23,66 @@ static void sleep_s(double s)
     nanosleep(&ts, NULL);
 }
 
-/* A rank that comes late: TIMEOUT where it was waited for, then the group stays poisoned. */
-static void check_late(int rank, int size)
+/* Sub-groups by dcp_group_split: both ways, by host and its first ranks. */
+static void check_split(dcp_group *g)
+{
+    const int n = dcp_group_size(g), rank = dcp_group_rank(g);
+    dcp_group *sub = NULL;
+    EXPECT(dcp_group_split(g, rank % 2, -rank, &sub) == DCP_OK);
+    EXPECT(strcmp(dcp_group_kind(sub), "mpi") == 0);
+    EXPECT(dcp_group_size(sub) == (n + 1 - rank % 2) / 2);
+    EXPECT(dcp_group_rank(sub) == dcp_group_size(sub) - 1 - rank / 2);
+    n_bad += contract_run_beside(sub);
+    dcp_group_destroy(sub);
+    EXPECT(dcp_group_split(g, dcp_group_host(g, rank), rank, &sub) == DCP_OK);
+    EXPECT(dcp_group_n_hosts(sub) == 1);
+    n_bad += contract_alloc(sub);
+    const int in_host = dcp_group_rank(sub);
+    dcp_group_destroy(sub);
+    EXPECT(dcp_group_split(g, in_host == 0 ? 0 : -1, rank, &sub) == DCP_OK);
+    EXPECT((sub != NULL) == (in_host == 0));
+    if (sub != NULL) {
+        EXPECT(dcp_group_size(sub) == dcp_group_n_hosts(g));
+        EXPECT(dcp_group_n_hosts(sub) == dcp_group_n_hosts(g));
+        n_bad += contract_exchange(sub);
+    }
+    dcp_group_destroy(sub);
+    EXPECT(dcp_group_barrier(g) == DCP_OK);
+}
+
+/* Who does not call create in time: an error instead of a hang. In a communicator of its own, which
+ * is never used again. */
+static void check_late_create(int rank, int size)
 {
     dcp_group_opts opts = DCP_GROUP_OPTS_INIT;
     opts.deadline_s = 0.5;
     dcp_group *g = NULL;
+    MPI_Comm all;
+    MPI_Comm_dup(MPI_COMM_WORLD, &all);
+    if (rank != size - 1) {
+        EXPECT(dcp_group_create_mpi(all, &opts, &g) == DCP_ERR_TIMEOUT);
+        EXPECT(g == NULL);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+/* A rank that comes late: TIMEOUT where it was waited for, then the group stays poisoned. */
+static void check_late(int rank, int size)
+{
+    dcp_group_opts opts = DCP_GROUP_OPTS_INIT;
+    opts.deadline_s = 3; /* of create too, on a machine that may be loaded */
+    dcp_group *g = NULL;
+    MPI_Barrier(MPI_COMM_WORLD);
     EXPECT(dcp_group_create_mpi(MPI_COMM_WORLD, &opts, &g) == DCP_OK);
     if (g == NULL) return;
     EXPECT(dcp_group_barrier(g) == DCP_OK);
     if (rank == size - 1) {
-        sleep_s(1.5);
+        sleep_s(5);
     } else {
         EXPECT(dcp_group_barrier(g) == DCP_ERR_TIMEOUT);
+        char want[64];
+        snprintf(want, sizeof(want), "did not arrive: rank %d", size - 1);
+        EXPECT(strstr(dcp_last_error(), want) != NULL);
         EXPECT(dcp_group_barrier(g) == DCP_ERR_POISONED);
     }
     dcp_group_destroy(g);
@@ -62,6 +109,7 @@ int main(int argc, char **argv)
         EXPECT(dcp_group_rank(g) == rank && dcp_group_size(g) == size);
         EXPECT(strcmp(dcp_group_kind(g), "mpi") == 0);
         if (k == 0) n_bad += contract_run(g);
+        if (k == 1) check_split(g);
         EXPECT(dcp_group_barrier(g) == DCP_OK);
         dcp_group_destroy(g);
     }
@@ -76,6 +124,7 @@ int main(int argc, char **argv)
     MPI_Comm_free(&part);
 
     if (size > 1) check_late(rank, size);
+    if (size > 1) check_late_create(rank, size);
     int all_bad = 0;
     MPI_Allreduce(&n_bad, &all_bad, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     if (rank == 0) printf("%d ranks: %d failures\n", size, all_bad);

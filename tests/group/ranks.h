@@ -31,11 +31,14 @@ static inline void *ranks_thread_main(void *arg)
     return NULL;
 }
 
+static int ranks_per_host; /* of the groups that are made */
+
 /* The sum of what fn returned; -1 if the group could not be made. */
 static inline int ranks_threads(int n, double deadline_s, rank_fn *fn, void *ctx)
 {
     dcp_group_opts opts = DCP_GROUP_OPTS_INIT;
     opts.deadline_s = deadline_s;
+    opts.ranks_per_host = ranks_per_host;
     dcp_group **groups = calloc((size_t)n, sizeof(*groups));
     struct ranks_thread *threads = calloc((size_t)n, sizeof(*threads));
     int sum = -1;
@@ -65,6 +68,7 @@ static inline int ranks_shm(int n, double deadline_s, rank_fn *fn, void *ctx)
 {
     dcp_group_opts opts = DCP_GROUP_OPTS_INIT;
     opts.deadline_s = deadline_s;
+    opts.ranks_per_host = ranks_per_host;
     dcp_shm *shm = NULL;
     if (dcp_shm_prepare(n, &opts, &shm) != DCP_OK) {
         fprintf(stderr, "shm_prepare(%d): %s\n", n, dcp_last_error());

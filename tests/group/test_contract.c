@@ -55,6 +55,29 @@ static void test_shm(void **state)
     }
 }
 
+/* Memory hidden as between hosts, also where they do not fill. */
+static int run_on_hosts(dcp_group *g, void *ctx)
+{
+    const int want = (dcp_group_size(g) + ranks_per_host - 1) / ranks_per_host;
+    int n_failed = contract_run(g) + (ctx != NULL);
+    CONTRACT_TRUE(dcp_group_n_hosts(g) == want);
+    return n_failed;
+}
+
+static void test_hosts(void **state)
+{
+    (void)state;
+    static const int cases[][2] = {{4, 2}, {5, 2}, {3, 1}, {2, 7}};
+    const size_t before = dcp__alloc_current();
+    for (int i = 0; i < 4; i++) {
+        ranks_per_host = cases[i][1];
+        assert_int_equal(ranks_threads(cases[i][0], 30, run_on_hosts, NULL), 0);
+        assert_int_equal(ranks_shm(cases[i][0], 30, run_on_hosts, NULL), 0);
+    }
+    assert_int_equal(dcp__alloc_current(), before);
+    ranks_per_host = 0;
+}
+
 /* Create and destroy, with an allocation that nobody frees. */
 static int leave_alloc(dcp_group *g, void *ctx)
 {
@@ -94,6 +117,18 @@ static void test_arguments(void **state)
     assert_true(dcp_group_deadline(g) == 2.5);
     dcp_group_destroy(g);
     dcp_group_destroy(NULL);
+    opts.ranks_per_host = -1;
+    assert_int_equal(dcp_group_create_self(&opts, &g), DCP_ERR_ARG);
+    opts.ranks_per_host = 0;
+    opts.reserved = 1;
+    assert_int_equal(dcp_group_create_self(&opts, &g), DCP_ERR_ARG);
+    opts.struct_size = 16; /* a caller of the first version ends here */
+    assert_int_equal(dcp_group_create_self(&opts, &g), DCP_OK);
+    dcp_group_destroy(g);
+    setenv("DCP_ATTN_RANKS_PER_HOST", "2x", 1);
+    assert_int_equal(dcp_group_create_self(NULL, &g), DCP_ERR_ARG);
+    assert_non_null(strstr(dcp_last_error(), "DCP_ATTN_RANKS_PER_HOST is \"2x\""));
+    unsetenv("DCP_ATTN_RANKS_PER_HOST");
     assert_int_equal(dcp_shm_prepare(2, NULL, &shm), DCP_OK);
     assert_int_equal(dcp_shm_attach(shm, 2, &g), DCP_ERR_ARG);
     dcp_shm_release(shm);
@@ -106,7 +141,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_arguments), cmocka_unit_test(test_self),
         cmocka_unit_test(test_threads),   cmocka_unit_test(test_shm),
-        cmocka_unit_test(test_no_leak),
+        cmocka_unit_test(test_hosts),     cmocka_unit_test(test_no_leak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

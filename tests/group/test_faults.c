@@ -7,9 +7,12 @@
 
 #include <cmocka.h>
 
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/alloc_priv.h"
 #include "base/clock_priv.h"
@@ -145,7 +148,7 @@ static void test_fault_text(void **state)
 {
     (void)state;
     static const char *const bad[] = {"kill",       "kill:x",    "kill:x:y",     "hit:x:0",
-                                      "kill:x:0:0", "kill:x:-1", "kill:x:0:1:2", "kill:x:7"};
+                                      "kill:x:0:0", "kill:x:-1", "kill:x:0:1:2", "kill:barrier:7"};
     dcp_shm *shm = NULL;
     dcp_group *groups[2] = {NULL, NULL};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
@@ -320,10 +323,50 @@ static void test_two_groups(void **state)
     assert_int_equal(results[1], 0);
 }
 
+/* Getters take NULL; a size near the end of the address space is no way past the overlap check. */
+static void test_arguments(void **state)
+{
+    (void)state;
+    assert_int_equal(dcp_group_rank(NULL), -1);
+    assert_int_equal(dcp_group_size(NULL), 0);
+    assert_string_equal(dcp_group_kind(NULL), "?");
+    assert_true(dcp_group_deadline(NULL) == 0);
+    dcp_group *g = NULL;
+    char buf[64] = {0};
+    assert_int_equal(dcp_group_create_self(NULL, &g), DCP_OK);
+    assert_int_equal(dcp_group_allgather(g, buf, SIZE_MAX, buf + 32), DCP_ERR_ARG);
+    assert_int_equal(dcp_group_allgather(g, buf + 32, SIZE_MAX, buf), DCP_ERR_ARG);
+    assert_int_equal(dcp_group_allgather(g, buf, 32, buf + 32), DCP_OK);
+    dcp_group_destroy(g);
+}
+
+/* A process without standard streams: what it prints must not land in the group's memory. */
+static void test_closed_streams(void **state)
+{
+    (void)state;
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        for (int fd = 0; fd <= 2; fd++) close(fd);
+        dcp_shm *shm = NULL;
+        if (dcp_shm_prepare(2, NULL, &shm) != DCP_OK) _exit(1);
+        for (int fd = 0; fd <= 2; fd++) {
+            if (fcntl(fd, F_GETFD) >= 0) _exit(2);
+        }
+        dcp_shm_release(shm);
+        _exit(0);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fault_text),
+        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_closed_streams),
         cmocka_unit_test(test_killed),
         cmocka_unit_test(test_killed_in_exchange),
         cmocka_unit_test(test_exit),

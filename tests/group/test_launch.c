@@ -10,6 +10,7 @@
 #include "cli/launch.c"
 #include "cli/launch_mpi.c"
 #include "cli/launch_shm.c"
+#include "cli/message.c"
 
 #include <fcntl.h>
 

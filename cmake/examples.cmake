@@ -1,0 +1,17 @@
+# Each examples/<name>.c is a program of its own that sees the public headers alone; it checks itself, so it is a test as well.
+# An example over MPI is named *_mpi.c: it needs mpicc, see its first lines.
+if(NOT DCP_TESTS)
+  return()
+endif()
+file(GLOB EXAMPLE_SRC CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/examples/*.c)
+foreach(src ${EXAMPLE_SRC})
+  get_filename_component(name ${src} NAME_WE)
+  if(name MATCHES "_mpi$")
+    continue()
+  endif()
+  add_executable(example_${name} ${src})
+  target_include_directories(example_${name} PRIVATE ${CMAKE_SOURCE_DIR}/include)
+  target_link_libraries(example_${name} PRIVATE dcpattn_static Threads::Threads m)
+  add_test(NAME examples/${name} COMMAND example_${name})
+  set_tests_properties(examples/${name} PROPERTIES TIMEOUT 60)
+endforeach()
