@@ -6,6 +6,7 @@
 #include "dcpattn/cache.h"
 #include "dcpattn/group.h"
 #include "dcpattn/merge.h"
+#include "dcpattn/pool.h"
 #include "dcpattn/shard.h"
 #include "dcpattn/status.h"
 #include "dcpattn/types.h"

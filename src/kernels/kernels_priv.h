@@ -63,6 +63,11 @@ size_t dcp__attn_scratch_bytes(int64_t n_rows, int64_t dk, int64_t dv);
 typedef int64_t dcp__merge_row_fn(const void *const *parts, const float *w, int n_parts,
                                   int64_t dim, void *dst, bool zero_nonfinite,
                                   const void *const *ahead, int *first_part_out);
+/* Kernels of merge_row_nt store past the caches: for results so large that their lines would be
+ * fetched for nothing. dst aligned to DCP__MERGE_NT_ALIGN and none of the parts; same bits. After
+ * the last row dcp__merge_fence orders the stores before what the caller tells its peers. */
+enum { DCP__MERGE_NT_ALIGN = 64 };
+void dcp__merge_fence(void);
 /* The same for elements [begin, end) of a row, by types at run time, element by element. */
 int64_t dcp__merge_row_plain(dcp_dtype part_type, dcp_dtype merged_type, const void *const *parts,
                              const float *w, int n_parts, int64_t begin, int64_t end, void *dst,
@@ -125,6 +130,7 @@ struct dcp__kernels {
     dcp__to_bf16_fn *to_bf16;
     const char *merge_weights_name[1];
     dcp__merge_weights_fn *merge_weights[1];
+    dcp__merge_row_fn *merge_row_nt[4][4]; /* NULL where there is none */
 };
 /* The best of each at or below isa; never NULL for a type that exists. */
 void dcp__kernels_select(dcp_isa isa, struct dcp__kernels *out);
@@ -132,6 +138,7 @@ void dcp__kernels_select(dcp_isa isa, struct dcp__kernels *out);
 /* Declarations from the list. */
 #define ATTN(isa, dtype, fn) dcp__attn_fn fn;
 #define MERGE_ROW(isa, part, merged, fn) dcp__merge_row_fn fn;
+#define MERGE_ROW_NT(isa, part, merged, fn) dcp__merge_row_fn fn;
 #define MERGE_WEIGHTS(isa, fn) dcp__merge_weights_fn fn;
 #define QDOT(isa, qtype, fn) dcp__qdot_fn fn;
 #define DEQUANT(isa, qtype, fn) dcp__dequant_fn fn;

@@ -3,6 +3,7 @@
  * hold non-finite values. Compiled once for all instruction sets, so that the bits of a propagated
  * NaN do not depend on which operand of a fused multiply-add an instruction form prefers. */
 #include <math.h>
+#include <stdatomic.h>
 
 #include "kernels/kernels_priv.h"
 #include "num/dtype_priv.h"
@@ -50,4 +51,13 @@ int64_t dcp__merge_row_plain(dcp_dtype part_type, dcp_dtype merged_type, const v
             ((uint16_t *)dst)[d] = ((const uint16_t *)parts[0])[d];
     }
     return n_bad;
+}
+
+void dcp__merge_fence(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_sfence();
+#else
+    atomic_thread_fence(memory_order_seq_cst);
+#endif
 }

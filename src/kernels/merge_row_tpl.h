@@ -4,12 +4,31 @@
  *   MERGE_FN       the function's name
  *   MERGE_LOAD     vf_load_<part type>       MERGE_PART_BYTES  bytes of a part's element
  *   MERGE_STORE    vf_store_<merged type>    MERGE_PART, MERGE_MERGED  the dcp_dtype of each
+ *   MERGE_STORE_WHOLE  optional: MERGE_STORE for whole blocks (streaming kernels)
+ *   MERGE_LOAD2, MERGE_STORE2  optional: two vectors at once, in any order of their elements that
+ *                  is the same for both
  *
  * A block of MERGE_UNROLL vectors is summed in registers, looked at, and only then stored: the
  * destination may be one of the parts. Weights are positive, so a non-finite input gives a
  * non-finite sum: one test of the sums finds what a test of every input would. The rare block that
  * has one (or overflowed) goes to dcp__merge_row_plain, the same arithmetic element by element. */
 #define MERGE_BLOCK (MERGE_UNROLL * VF_LANES)
+#ifndef MERGE_STORE_WHOLE
+#define MERGE_STORE_WHOLE MERGE_STORE
+#endif
+#ifdef MERGE_LOAD2
+#define MERGE_LOAD_BLOCK(x, p, at)                                                                 \
+    for (int u_ = 0; u_ < MERGE_UNROLL; u_ += 2)                                                   \
+    MERGE_LOAD2(p, (at) + u_ * VF_LANES, &(x)[u_], &(x)[u_ + 1])
+#define MERGE_STORE_BLOCK(x, p, at)                                                                \
+    for (int u_ = 0; u_ < MERGE_UNROLL; u_ += 2)                                                   \
+    MERGE_STORE2(p, (at) + u_ * VF_LANES, (x)[u_], (x)[u_ + 1])
+#else
+#define MERGE_LOAD_BLOCK(x, p, at)                                                                 \
+    for (int u_ = 0; u_ < MERGE_UNROLL; u_++) (x)[u_] = MERGE_LOAD(p, (at) + u_ * VF_LANES)
+#define MERGE_STORE_BLOCK(x, p, at)                                                                \
+    for (int u_ = 0; u_ < MERGE_UNROLL; u_++) MERGE_STORE_WHOLE(p, (at) + u_ * VF_LANES, (x)[u_])
+#endif
 
 int64_t MERGE_FN(const void *const *parts, const float *w, int n_parts, int64_t dim, void *dst,
                  bool zero_nonfinite, const void *const *ahead, int *first_part_out)
@@ -18,13 +37,14 @@ int64_t MERGE_FN(const void *const *parts, const float *w, int n_parts, int64_t 
     int64_t d = 0;
     for (; d + MERGE_BLOCK <= dim; d += MERGE_BLOCK) {
         vf sum[MERGE_UNROLL];
+        vf x[MERGE_UNROLL];
         const vf w0 = vf_set1(w[0]);
-        for (int u = 0; u < MERGE_UNROLL; u++)
-            sum[u] = vf_mul(w0, MERGE_LOAD(parts[0], d + u * VF_LANES));
+        MERGE_LOAD_BLOCK(x, parts[0], d);
+        for (int u = 0; u < MERGE_UNROLL; u++) sum[u] = vf_mul(w0, x[u]);
         for (int p = 1; p < n_parts; p++) {
             const vf wp = vf_set1(w[p]);
-            for (int u = 0; u < MERGE_UNROLL; u++)
-                sum[u] = vf_fma(wp, MERGE_LOAD(parts[p], d + u * VF_LANES), sum[u]);
+            MERGE_LOAD_BLOCK(x, parts[p], d);
+            for (int u = 0; u < MERGE_UNROLL; u++) sum[u] = vf_fma(wp, x[u], sum[u]);
         }
         if (ahead != NULL) {
             for (int p = 0; p < n_parts; p++) {
@@ -33,14 +53,15 @@ int64_t MERGE_FN(const void *const *parts, const float *w, int n_parts, int64_t 
                     __builtin_prefetch(line + b, 0, 3);
             }
         }
-        vbad bad = vf_bad(sum[0]);
-        for (int u = 1; u < MERGE_UNROLL; u++) bad = vbad_or(bad, vf_bad(sum[u]));
-        if (__builtin_expect(vbad_any(bad), 0)) {
+        /* 0 times a finite number is 0, times anything else NaN: one test for the whole block. */
+        vf mark = vf_mul(sum[0], vf_set1(0.0f));
+        for (int u = 1; u < MERGE_UNROLL; u++) mark = vf_fma(sum[u], vf_set1(0.0f), mark);
+        if (__builtin_expect(vbad_any(vf_bad(mark)), 0)) {
             n_bad += dcp__merge_row_plain(MERGE_PART, MERGE_MERGED, parts, w, n_parts, d,
                                           d + MERGE_BLOCK, dst, zero_nonfinite, first_part_out);
             continue;
         }
-        for (int u = 0; u < MERGE_UNROLL; u++) MERGE_STORE(dst, d + u * VF_LANES, sum[u]);
+        MERGE_STORE_BLOCK(sum, dst, d);
     }
     for (; d + VF_LANES <= dim; d += VF_LANES) {
         vf sum = vf_mul(vf_set1(w[0]), MERGE_LOAD(parts[0], d));
@@ -58,6 +79,11 @@ int64_t MERGE_FN(const void *const *parts, const float *w, int n_parts, int64_t 
 }
 
 #undef MERGE_BLOCK
+#undef MERGE_LOAD_BLOCK
+#undef MERGE_STORE_BLOCK
+#undef MERGE_STORE_WHOLE
+#undef MERGE_LOAD2
+#undef MERGE_STORE2
 #undef MERGE_FN
 #undef MERGE_LOAD
 #undef MERGE_STORE

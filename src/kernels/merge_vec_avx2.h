@@ -106,6 +106,43 @@ static inline void vf_store_bf16(void *p, int64_t i, vf v)
         _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
     _mm_storeu_si128((__m128i *)(void *)((uint16_t *)p + i), packed);
 }
+/* 16 elements at once, those at even places in *even and the others in *odd: widening and
+ * narrowing then need no shuffles. */
+static inline void vf_load2_bf16(const void *p, int64_t i, vf *even, vf *odd)
+{
+    const __m256i u = _mm256_loadu_si256((const __m256i *)(const void *)((const uint16_t *)p + i));
+    *even = _mm256_castsi256_ps(_mm256_slli_epi32(u, 16));
+    *odd = _mm256_castsi256_ps(_mm256_and_si256(u, _mm256_set1_epi32((int)0xffff0000u)));
+}
+static inline __m256i vf_rounded_bf16(vf v) /* the upper halves are the result */
+{
+    const __m256i u = _mm256_castps_si256(v);
+    const __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    return _mm256_add_epi32(u, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff)));
+}
+static inline __m256i vf_joined_bf16(vf even, vf odd)
+{
+    return _mm256_blend_epi16(_mm256_srli_epi32(vf_rounded_bf16(even), 16), vf_rounded_bf16(odd),
+                              0xaa);
+}
+static inline void vf_store2_bf16(void *p, int64_t i, vf even, vf odd)
+{
+    _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)p + i), vf_joined_bf16(even, odd));
+}
+/* Past the caches; p + i aligned to the vector. */
+static inline void vf_stream2_bf16(void *p, int64_t i, vf even, vf odd)
+{
+    _mm256_stream_si256((__m256i *)(void *)((uint16_t *)p + i), vf_joined_bf16(even, odd));
+}
+static inline void vf_stream_f32(void *p, int64_t i, vf v)
+{
+    _mm256_stream_ps((float *)p + i, v);
+}
+static inline void vf_stream_f16(void *p, int64_t i, vf v)
+{
+    _mm_stream_si128((__m128i *)(void *)((uint16_t *)p + i),
+                     _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
 static inline void vf_store_f16(void *p, int64_t i, vf v)
 {
     _mm_storeu_si128((__m128i *)(void *)((uint16_t *)p + i),

@@ -104,6 +104,45 @@ static inline void vf_store_bf16(void *p, int64_t i, vf v)
         _mm512_add_epi32(u, _mm512_add_epi32(lsb, _mm512_set1_epi32(0x7fff))), 16);
     _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)p + i), _mm512_cvtepi32_epi16(r));
 }
+/* 32 elements at once, those at even places in *even and the others in *odd: widening and
+ * narrowing then need no shuffles, which only one port can do. */
+static inline void vf_load2_bf16(const void *p, int64_t i, vf *even, vf *odd)
+{
+    const __m512i u = _mm512_loadu_si512((const uint16_t *)p + i);
+    *even = _mm512_castsi512_ps(_mm512_slli_epi32(u, 16));
+    *odd = _mm512_castsi512_ps(_mm512_and_si512(u, _mm512_set1_epi32((int)0xffff0000u)));
+}
+static inline __m512i vf_rounded_bf16(vf v) /* the upper halves are the result */
+{
+    const __m512i u = _mm512_castps_si512(v);
+    const __m512i lsb = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    return _mm512_add_epi32(u, _mm512_add_epi32(lsb, _mm512_set1_epi32(0x7fff)));
+}
+static inline __m512i vf_joined_bf16(vf even, vf odd)
+{
+    const __m512i low = _mm512_srli_epi32(vf_rounded_bf16(even), 16);
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
+    /* (odd & upper) | low: bits of low outside its half are zero */
+    return _mm512_ternarylogic_epi32(vf_rounded_bf16(odd), upper, low, 0xea); /* (a & b) | c */
+}
+static inline void vf_store2_bf16(void *p, int64_t i, vf even, vf odd)
+{
+    _mm512_storeu_si512((uint16_t *)p + i, vf_joined_bf16(even, odd));
+}
+/* Past the caches; p + i aligned to the vector. */
+static inline void vf_stream2_bf16(void *p, int64_t i, vf even, vf odd)
+{
+    _mm512_stream_si512((void *)((uint16_t *)p + i), vf_joined_bf16(even, odd));
+}
+static inline void vf_stream_f32(void *p, int64_t i, vf v)
+{
+    _mm512_stream_ps((float *)p + i, v);
+}
+static inline void vf_stream_f16(void *p, int64_t i, vf v)
+{
+    _mm256_stream_si256((__m256i *)(void *)((uint16_t *)p + i),
+                        _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
 static inline void vf_store_f16(void *p, int64_t i, vf v)
 {
     _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)p + i),

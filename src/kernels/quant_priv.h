@@ -2,19 +2,19 @@
 /* Block layouts of the quantised types, as byte offsets (blocks are packed and unaligned). d and m
  * are f16. The value of element i:
  *
- *   type  bytes  OFFSET CONTENT                                                  VALUE
- *   Q4_0  18     0 d, 2 qs[16]                                                   d * (q - 8)
- *   Q4_1  20     0 d, 2 m, 4 qs[16]                                              d * q + m
- *   Q5_0  22     0 d, 2 qh[4], 6 qs[16]                                          d * (q - 16)
- *   Q5_1  24     0 d, 2 m, 4 qh[4], 8 qs[16]                                     d * q + m
- *   Q8_0  34     0 d, 2 qs[32] (signed)                                          d * q
+ *   type  bytes  OFFSET CONTENT                                         VALUE
+ *   Q4_0  18     0 d, 2 qs[16]                                          d * (q - 8)
+ *   Q4_1  20     0 d, 2 m, 4 qs[16]                                     d * q + m
+ *   Q5_0  22     0 d, 2 qh[4], 6 qs[16]                                 d * (q - 16)
+ *   Q5_1  24     0 d, 2 m, 4 qh[4], 8 qs[16]                            d * q + m
+ *   Q8_0  34     0 d, 2 qs[32] (signed)                                 d * q
  *     low nibbles of qs hold elements 0..15, high nibbles 16..31; bit i of qh is bit 4 of element i
- *   Q4_K  144    0 d, 2 dmin, 4 scales[12], 16 qs[128]                           (d sc) q - (dmin
- * m) Q5_K  176    0 d, 2 dmin, 4 scales[12], 16 qh[32], 48 qs[128]                (d sc) q - (dmin
- * m) eight groups of 32 with 6-bit sc and m each; byte j of qs chunk c (32 bytes) holds element j
+ *   Q4_K  144    0 d, 2 dmin, 4 scales[12], 16 qs[128]                  (d sc) q - (dmin m)
+ *   Q5_K  176    0 d, 2 dmin, 4 scales[12], 16 qh[32], 48 qs[128]       (d sc) q - (dmin m)
+ *     eight groups of 32 with 6-bit sc and m each; byte j of qs chunk c (32 bytes) holds element j
  *     of group 2c (low nibble) and of group 2c + 1 (high); bit g of qh[j] is bit 4 of element j of
  *     group g
- *   Q6_K  210    0 ql[128], 128 qh[64], 192 sc[16] (signed), 208 d               (d sc) (q - 32)
+ *   Q6_K  210    0 ql[128], 128 qh[64], 192 sc[16] (signed), 208 d      (d sc) (q - 32)
  *     two halves of 128: ql 64 bytes, qh 32 bytes each; element 32 a + j of a half (a = 0..3) has
  *     its low nibble in ql[32 (a & 1) + j] (high nibble if a >= 2) and bits 4, 5 in qh[j] >> 2 a;
  *     one scale per 16 elements

@@ -18,10 +18,10 @@ enum { TEXT_BYTES = 152 };
 struct create_record {
     int32_t status;
     uint8_t lse_base, cut, out_type, lse_type, merged_type, wire_type, nonfinite, algo, has_sink,
-        has_kv_len, isa, pad;
+        has_kv_len, order, lse_form;
     uint64_t nonce;
     int64_t max_tokens, n_heads, dim;
-    int64_t tile_tokens;
+    int64_t tile_tokens, tile_heads;
     char text[TEXT_BYTES];
 };
 _Static_assert(sizeof(struct create_record) <= DCP__RECORD_MAX, "fits a slot of the group");
@@ -38,9 +38,9 @@ struct run_record {
     uint8_t stages_out, stages_lse, contiguity, pad;
     union {
         struct {
-            uint32_t out_id, lse_id, kv_id, pad;
+            uint32_t out_id, lse_id, kv_id, sum_id;
             struct place out, lse, merged, merged_lse;
-            uint64_t kv_offset;
+            uint64_t kv_offset, sum_offset;
             uint64_t read_begin, read_end, written_begin, written_end; /* hulls, in one space */
         } at;
         char text[TEXT_BYTES];
@@ -89,6 +89,8 @@ static dcp_status compare_create(const struct dcp_merge *m, const struct create_
         {"nonfinite", a->nonfinite, b->nonfinite},
         {"has_sink", a->has_sink, b->has_sink},
         {"has_kv_len", a->has_kv_len, b->has_kv_len},
+        {"lse_form", a->lse_form, b->lse_form},
+        {"order", a->order, b->order},
     };
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
         if (numbers[i].a != numbers[i].b)
@@ -131,11 +133,14 @@ dcp_status dcp__merge_agree_create(struct dcp_merge *m, dcp_status local)
     own.algo = (uint8_t)d->algo;
     own.has_sink = (uint8_t)d->has_sink;
     own.has_kv_len = (uint8_t)d->has_kv_len;
+    own.lse_form = (uint8_t)d->lse_form;
+    own.order = (uint8_t)d->order;
     own.nonce = (uint64_t)dcp__now_ns();
     own.max_tokens = d->max_tokens;
     own.n_heads = d->n_heads;
     own.dim = d->dim;
-    own.tile_tokens = m->tile_tokens;
+    own.tile_tokens = m->shape.tile_tokens;
+    own.tile_heads = m->shape.tile_heads;
     struct create_record *all = m->records;
     DCP_TRY(dcp__group_record(m->g, &own, sizeof(own), all));
     if (local != DCP_OK) return local;
@@ -145,7 +150,12 @@ dcp_status dcp__merge_agree_create(struct dcp_merge *m, dcp_status local)
     }
     for (int r = 1; r < m->n_ranks; r++) DCP_TRY(compare_create(m, &all[0], &all[r], r));
     for (int r = 0; r < m->n_ranks; r++) {
-        if (all[r].tile_tokens < m->tile_tokens) m->tile_tokens = all[r].tile_tokens;
+        const bool is_less =
+            all[r].tile_tokens < m->shape.tile_tokens ||
+            (all[r].tile_tokens == m->shape.tile_tokens && all[r].tile_heads < m->shape.tile_heads);
+        if (!is_less) continue;
+        m->shape.tile_tokens = all[r].tile_tokens;
+        m->shape.tile_heads = all[r].tile_heads;
     }
     m->nonce = all[0].nonce;
     return DCP_OK;
@@ -199,7 +209,7 @@ static void fill_places(const struct dcp_merge *m, struct dcp__merge_run *run,
     rec->u.at.lse = (struct place){0, a->lse_token_stride, a->lse_head_stride};
     if (n_tokens == 0) return;
     if (!m->one_space) {
-        if (!m->algo->sees_all) return;
+        if (!m->algo->reads_peers) return;
         run->stages_out = !dcp__group_locate(m->g, a->out, (size_t)out_bytes, &rec->u.at.out_id,
                                              &rec->u.at.out.offset);
         run->stages_lse = !dcp__group_locate(m->g, a->lse, (size_t)lse_bytes, &rec->u.at.lse_id,
@@ -208,6 +218,9 @@ static void fill_places(const struct dcp_merge *m, struct dcp__merge_run *run,
             !dcp__group_locate(m->g, a->kv_len, (size_t)n_tokens * sizeof(int64_t),
                                &rec->u.at.kv_id, &rec->u.at.kv_offset))
             run->stages_lse = true;
+        if (a->sum != NULL && !dcp__group_locate(m->g, a->sum, (size_t)lse_bytes, &rec->u.at.sum_id,
+                                                 &rec->u.at.sum_offset))
+            run->stages_lse = true;
         rec->stages_out = run->stages_out;
         rec->stages_lse = run->stages_lse;
         return;
@@ -215,6 +228,7 @@ static void fill_places(const struct dcp_merge *m, struct dcp__merge_run *run,
     rec->u.at.out.offset = (uint64_t)(uintptr_t)a->out;
     rec->u.at.lse.offset = (uint64_t)(uintptr_t)a->lse;
     rec->u.at.kv_offset = (uint64_t)(uintptr_t)a->kv_len;
+    rec->u.at.sum_offset = (uint64_t)(uintptr_t)a->sum;
     rec->u.at.merged = (struct place){(uint64_t)(uintptr_t)a->merged, a->merged_token_stride,
                                       a->merged_head_stride};
     rec->u.at.merged_lse = (struct place){(uint64_t)(uintptr_t)a->merged_lse,
@@ -223,6 +237,7 @@ static void fill_places(const struct dcp_merge *m, struct dcp__merge_run *run,
     uint64_t *re = &rec->u.at.read_end;
     stretch(rb, re, a->out, out_bytes);
     stretch(rb, re, a->lse, lse_bytes);
+    stretch(rb, re, a->sum, lse_bytes);
     stretch(rb, re, a->kv_len, n_tokens * (int64_t)sizeof(int64_t));
     const struct dcp__merge_block b =
         d->cut == DCP_CUT_NONE
@@ -264,7 +279,8 @@ static dcp_status refuse_overlaps(const struct dcp_merge *m, const struct dcp__m
                 address(all[r].u.at.out.offset), all[r].u.at.out.token_stride,
                 all[r].u.at.out.head_stride,     address(all[r].u.at.lse.offset),
                 all[r].u.at.lse.token_stride,    all[r].u.at.lse.head_stride,
-                address(all[r].u.at.kv_offset),  m->desc.lse_type};
+                address(all[r].u.at.kv_offset),  m->desc.lse_type,
+                address(all[r].u.at.sum_offset)};
             const char *what = NULL;
             if (dcp__merge_overlaps(m, run, w, &dst, &src, r, &what))
                 return dcp__fail(DCP_ERR_ARG,
@@ -295,10 +311,13 @@ static dcp_status find_sources(struct dcp_merge *m, struct dcp__merge_run *run,
         src->lse_hs = rec->u.at.lse.head_stride;
         src->lse_type = d->lse_type;
         if (run->n_tokens == 0) continue;
+        if (!m->algo->sees_all && dcp__host_of(&m->shape, r) != dcp__host_of(&m->shape, m->rank))
+            continue; /* nothing of it is read here */
         if (m->one_space) {
             src->out = address(rec->u.at.out.offset);
             src->lse = address(rec->u.at.lse.offset);
             src->kv_len = address(rec->u.at.kv_offset);
+            src->sum = address(rec->u.at.sum_offset);
             continue;
         }
         const int64_t out_bytes = span_bytes(run->n_tokens, d->n_heads, src->out_ts, src->out_hs,
@@ -315,6 +334,11 @@ static dcp_status find_sources(struct dcp_merge *m, struct dcp__merge_run *run,
             src->lse = dcp__group_peer_ptr(m->g, r, rec->u.at.lse_id, rec->u.at.lse.offset,
                                            (size_t)lse_bytes);
             is_found = is_found && src->lse != NULL;
+            if (m->math.has_sum) {
+                src->sum = dcp__group_peer_ptr(m->g, r, rec->u.at.sum_id, rec->u.at.sum_offset,
+                                               (size_t)lse_bytes);
+                is_found = is_found && src->sum != NULL;
+            }
             if (d->has_kv_len) {
                 src->kv_len = dcp__group_peer_ptr(m->g, r, rec->u.at.kv_id, rec->u.at.kv_offset,
                                                   (size_t)run->n_tokens * sizeof(int64_t));
@@ -330,7 +354,7 @@ static dcp_status find_sources(struct dcp_merge *m, struct dcp__merge_run *run,
     return DCP_OK;
 }
 
-dcp_status dcp__merge_enter(struct dcp_merge *m, struct dcp__merge_run *run, dcp_status local)
+dcp_status dcp__merge_enter_start(struct dcp_merge *m, struct dcp__merge_run *run)
 {
     const dcp_merge_desc *d = &m->desc;
     struct run_record own;
@@ -338,19 +362,24 @@ dcp_status dcp__merge_enter(struct dcp_merge *m, struct dcp__merge_run *run, dcp
     own.nonce = m->nonce;
     own.n_runs = m->n_runs;
     own.n_tokens = run->n_tokens;
-    own.status = local;
+    own.status = run->local;
     const dcp_merge_args *a = &run->args;
     const bool rows_touch = a->out_head_stride == d->dim;
     own.contiguity = (uint8_t)(!rows_touch                                  ? 0
                                : a->out_token_stride == d->n_heads * d->dim ? 2
                                                                             : 1);
-    if (local == DCP_OK)
+    if (run->local == DCP_OK)
         fill_places(m, run, &own);
     else
         take_text(own.u.text);
+    return dcp__merge_sync_start(m, run, &own, sizeof(own));
+}
+
+dcp_status dcp__merge_enter_finish(struct dcp_merge *m, struct dcp__merge_run *run)
+{
     struct run_record *all = m->records;
-    DCP_TRY(dcp__group_record(m->g, &own, sizeof(own), all));
-    if (local != DCP_OK) return local;
+    if (run->local != DCP_OK) /* its text, which other calls may have replaced since */
+        return dcp__fail(run->local, "%.*s", TEXT_BYTES, all[m->rank].u.text);
     for (int r = 0; r < m->n_ranks; r++) {
         if (all[r].nonce != m->nonce || all[r].n_runs != m->n_runs)
             return dcp__fail(DCP_ERR_MISMATCH,
@@ -373,18 +402,21 @@ dcp_status dcp__merge_enter(struct dcp_merge *m, struct dcp__merge_run *run, dcp
         if (all[r].contiguity < run->contiguity) run->contiguity = all[r].contiguity;
     }
     if (m->one_space && run->n_tokens > 0) DCP_TRY(refuse_overlaps(m, run, all));
-    if (m->algo->sees_all) DCP_TRY(find_sources(m, run, all));
+    if (m->algo->reads_peers) DCP_TRY(find_sources(m, run, all));
     return DCP_OK;
 }
 
-dcp_status dcp__merge_exit(struct dcp_merge *m, struct dcp__merge_run *run,
-                           dcp_merge_stats *stats_out)
+dcp_status dcp__merge_exit_start(struct dcp_merge *m, struct dcp__merge_run *run)
 {
-    struct exit_record own = {
+    const struct exit_record own = {
         m->nonce,    m->n_runs,   run->seen.n_nonfinite, run->seen.n_lse_bad, run->seen.n_lse_empty,
         run->seen.t, run->seen.h, run->seen.rank};
-    struct exit_record *all = m->records;
-    DCP_TRY(dcp__group_record(m->g, &own, sizeof(own), all));
+    return dcp__merge_sync_start(m, run, &own, sizeof(own));
+}
+
+dcp_status dcp__merge_exit_finish(struct dcp_merge *m, struct dcp__merge_run *run)
+{
+    const struct exit_record *all = m->records;
     struct dcp__merge_seen total;
     memset(&total, 0, sizeof(total));
     total.t = -1;
@@ -394,12 +426,8 @@ dcp_status dcp__merge_exit(struct dcp_merge *m, struct dcp__merge_run *run,
         if (all[r].n_nonfinite != 0)
             dcp__merge_saw(&total, all[r].n_nonfinite, all[r].t, all[r].h, all[r].rank);
     }
-    if (stats_out != NULL) {
-        stats_out->nonfinite_values = total.n_nonfinite;
-        stats_out->lse_bad = total.n_lse_bad;
-        stats_out->lse_empty = total.n_lse_empty;
-        stats_out->wire_bytes = run->wire_bytes;
-    }
+    run->stats = (dcp_merge_stats){total.n_nonfinite, total.n_lse_bad, total.n_lse_empty,
+                                   run->wire_bytes, run->n_messages};
     if (m->desc.nonfinite == DCP_NONFINITE_ERROR && total.n_nonfinite != 0)
         return dcp__fail(DCP_ERR_NONFINITE,
                          "merge: non-finite value at token %lld, head %lld of rank %lld's partial "

@@ -1,11 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Inside the merge: the object, the table that an algorithm fills, and what all of them share.
  *
- * merge.c          create, run, destroy, and the order of their steps
- * merge_check.c    local checks of a description and of a run's arguments, overlaps
- * merge_agree.c    the records with which ranks agree before data moves and report after it
- * merge_rows.c     rows of N sources into one destination: the only caller of the kernels
- * merge_<algo>.c   one algorithm each */
+ * merge.c            create, run, start, test, wait, destroy, and the order of their steps
+ * merge_choose.c     which algorithm, and the measurement behind auto
+ * merge_check.c      local checks of a description and of a run's arguments, overlaps
+ * merge_agree.c      the records with which ranks agree before data moves and report after it
+ * merge_rows.c       rows of N sources into one destination
+ * merge_weights.c    weights of LSEs given as (max, sum)
+ * merge_state.c      f32 rows on their way, with the LSEs that are in them (halving, hierarchical)
+ * merge_gather.c     merged rows to everybody (cut none)
+ * merge_stage.c      partials that peers cannot see, through group memory (direct, hierarchical)
+ * merge_local.c      merges without a group
+ * merge_<algo>.c     one algorithm each
+ * src/plan/          blocks, tiles, bytes: integers only */
 #ifndef DCP_MERGE_MERGE_PRIV_H
 #define DCP_MERGE_MERGE_PRIV_H
 
@@ -16,11 +23,7 @@
 #include "base/status_priv.h"
 #include "dcpattn/merge.h"
 #include "kernels/kernels_priv.h"
-
-/* Rows [t_begin, t_end) x [h_begin, h_end). */
-struct dcp__merge_block {
-    int64_t t_begin, t_end, h_begin, h_end;
-};
+#include "plan/plan_merge_priv.h"
 
 /* A strided [T,H,D] payload with its [T,H] LSE; element (t,h,d) is at out + (t * out_ts + h *
  * out_hs + d) elements. kv_len NULL = none. */
@@ -31,6 +34,7 @@ struct dcp__merge_src {
     int64_t lse_ts, lse_hs;
     const int64_t *kv_len;
     dcp_dtype lse_type;
+    const char *sum; /* lse holds the maximum and this the sum, at the same strides; or NULL */
 };
 /* Destination; (t0, h0) = the row that lies at its start. lse NULL = not wanted. */
 struct dcp__merge_dst {
@@ -50,103 +54,248 @@ struct dcp__merge_seen {
 
 struct dcp__merge_algo; /* below */
 
-/* Room for merge_rows.c: [n_ranks] or [n_ranks][DCP__MERGE_ROWS]. */
+/* Room for one token's heads: [n_parts] or [n_parts][DCP__MERGE_ROWS]. */
 struct dcp__merge_scratch {
-    float *lse, *weights;
+    float *lse, *sum, *weights;
     const void **parts, **ahead;
     float *part_weights;
     int *part_rank;
 };
+/* Of the table of kernels what rows need. */
+struct dcp__merge_kernels {
+    dcp__merge_row_fn *merge_row[4][4], *merge_row_nt[4][4]; /* [part type][merged type] */
+    const char *merge_row_name[4][4];
+    dcp__merge_weights_fn *merge_weights[1];
+};
+/* What the arithmetic depends on: all that rows need to know of a merge. */
+struct dcp__merge_math {
+    int n_parts;
+    int64_t dim;
+    bool is_base_2, has_sum;
+    dcp_dtype merged_type;
+    dcp_nonfinite nonfinite;
+    struct dcp__merge_kernels kernels;
+    struct dcp__merge_scratch scratch;
+};
 
+/* What ranks found out about themselves before anything is chosen (merge_choose.c). */
+struct dcp__merge_speed {
+    double alpha_us;   /* a message there and one back, halved */
+    double message_us; /* one message more in the same exchange */
+    double byte_us;
+    int is_known;
+};
+
+/* One run: arguments with strides resolved, what the peers said of theirs, and how far it is. */
+enum dcp__merge_stage { DCP__MERGE_IDLE, DCP__MERGE_ENTER, DCP__MERGE_MOVE, DCP__MERGE_EXIT };
+struct dcp__merge_run {
+    dcp_merge_args args; /* every stride resolved */
+    int64_t n_tokens;
+    struct dcp__merge_src own;
+    struct dcp__merge_seen seen;
+    int64_t wire_bytes, n_messages;
+    bool any_staged;             /* some rank's partial cannot be read by all peers (direct) */
+    bool stages_out, stages_lse; /* this rank's */
+    int contiguity;              /* 2 whole, 1 tokens, 0 rows: the least of all ranks (allreduce) */
+    enum dcp__merge_stage stage;
+    bool by_messages; /* records go as messages that can be tested (start), not at once (run) */
+    bool may_wait;    /* a step waits for what it needs */
+    bool moved;       /* the last step got somewhere */
+    dcp_status local; /* of this rank's own checks */
+    size_t record_bytes;
+    int64_t stuck_ns; /* since when a test has found nothing */
+    int phase, level; /* the algorithm's own */
+    int64_t step, n_steps;
+    dcp_merge_stats stats;
+};
+
+/* f32 rows in the order of their blocks, normalised over their members, and for each member and row
+ * its LSE (or max, sum) and how many non-finite values its payload had. Column c of member i is at
+ * cols + ((i * n_cols + c) * stride). */
+struct dcp__merge_state {
+    float *payload, *cols;
+    int64_t stride; /* rows between columns */
+    int n_members;
+    const int *members;      /* ascending; NULL: all ranks, by rank */
+    const unsigned char *in; /* [n_ranks] or NULL: of all ranks' columns, those of these count */
+    bool is_by_rank;         /* a member's columns are where those of all ranks have them */
+};
 struct dcp_merge {
     dcp_group *g;
     const struct dcp__merge_algo *algo;
     dcp_merge_desc desc; /* defaults resolved */
     int rank, n_ranks;
     bool one_space; /* all ranks live in one address space: overlaps of all pairs can be seen */
+    bool all_see;
     uint64_t nonce; /* of this create, the same on all ranks */
     uint64_t n_runs;
-    int64_t tile_tokens;
     size_t workspace_bytes;
-    char why[160];
-    struct dcp__kernels kernels;
-    struct dcp__merge_scratch scratch;
-    struct dcp__merge_src *srcs, *staged; /* [n_ranks] */
-    void *records;                        /* [n_ranks] received records */
-    void *small;                          /* one block: the small arrays */
-    void *private_ws;                     /* of dcp__alloc: what init of the algorithm asked for */
-    void *group_ws;                       /* of dcp_group_alloc */
-    size_t group_tile_bytes;              /* bytes of one staged tile (direct) */
-    struct dcp__xfer *sends, *recvs;      /* [n_ranks] (alltoall) */
-    size_t send_bytes, recv_bytes;        /* of one tile (alltoall) */
-    size_t gather_send_bytes, gather_recv_bytes;
+    char why[240];
+    struct dcp__merge_math math;
+    struct dcp__merge_shape shape; /* tile included */
+    struct dcp__merge_sizes sizes;
+    struct dcp__merge_speed speed;
+    struct dcp__merge_run run;                     /* the one in flight */
+    struct dcp_merge *next_in_flight;              /* see merge.c */
+    struct dcp__merge_src *srcs, *staged;          /* [n_ranks] */
+    int *host_of;                                  /* [n_ranks] */
+    int *member_piece, *member_at;                 /* [n_ranks] (states) */
+    unsigned char *in;                             /* [n_ranks] */
+    int *lists;                                    /* [2][n_ranks] ranks (states) */
+    struct dcp__merge_state *states;               /* [n_ranks] */
+    void *records;                                 /* [n_ranks] received records */
+    void *own_record;                              /* on its way */
+    void *small;                                   /* one block: the small arrays */
+    void *private_ws;                              /* of dcp__alloc: what the algorithm asked for */
+    void *group_ws;                                /* of dcp_group_alloc */
+    struct dcp__xfer *sends, *recvs;               /* [n_ranks] */
+    struct dcp__xfer *record_sends, *record_recvs; /* [n_ranks] */
 };
 
-/* One run: arguments with strides resolved, and what the peers said of theirs. */
-struct dcp__merge_run {
-    dcp_merge_args args; /* every stride resolved */
-    int64_t n_tokens;
-    struct dcp__merge_src own;
-    struct dcp__merge_seen seen;
-    int64_t wire_bytes;
-    bool any_staged;             /* some rank's partial cannot be read by all peers (direct) */
-    bool stages_out, stages_lse; /* this rank's */
-    int contiguity;              /* 2 whole, 1 tokens, 0 rows: the least of all ranks (allreduce) */
-};
-
-/* An algorithm. plan is pure: it sets tile_tokens and the sizes for limit_bytes (tile_tokens = the
- * given one if > 0, else the largest that fits; an error if not even one token does). run does its
- * work between entry and exit records; an error it returns has poisoned the group. */
+/* An algorithm. step does what can be done now, some part of the work between entry and exit
+ * records, and sets *done_out after the last; where run->may_wait it waits, else it returns with
+ * what it could do. An error it returns has poisoned the group. */
+typedef dcp_status dcp__merge_step_fn(struct dcp_merge *m, struct dcp__merge_run *run,
+                                      bool *done_out);
 struct dcp__merge_algo {
     dcp_merge_algo id;
-    const char *name;
-    bool sees_all;   /* needs dcp__group_all_see */
-    bool writes_out; /* overwrites the caller's partial */
-    dcp_status (*plan)(struct dcp_merge *m, int64_t tile_tokens);
-    dcp_status (*run)(struct dcp_merge *m, struct dcp__merge_run *run);
-    size_t (*private_bytes)(const struct dcp_merge *m);
-    size_t (*group_bytes)(const struct dcp_merge *m);
+    const char *name, *order; /* the order in which parts are summed */
+    bool sees_all;            /* needs dcp__group_all_see */
+    bool reads_peers;         /* some rank reads another's partial in place */
+    bool writes_out;          /* overwrites the caller's partial */
+    bool keeps_order;         /* rank order */
+    dcp__merge_step_fn *step;
 };
-extern const struct dcp__merge_algo dcp__merge_direct, dcp__merge_alltoall, dcp__merge_allreduce;
+extern const struct dcp__merge_algo dcp__merge_direct, dcp__merge_alltoall, dcp__merge_halving,
+    dcp__merge_hierarchical, dcp__merge_allreduce, dcp__merge_allreduce_temp;
 
-/* ---- merge_blocks.c: pure ---- */
-/* Element offset of (t, h): never in 32 bits. */
-int64_t dcp__merge_offset(int64_t t, int64_t h, int64_t token_stride, int64_t head_stride);
-/* The rows that rank owns (none counts as by heads). */
-struct dcp__merge_block dcp__merge_block_of(dcp_cut cut, int64_t n_tokens, int64_t n_heads,
-                                            int n_ranks, int rank);
-/* The part of rank's rows that step i works on, tile_tokens a step; and how many steps all take. */
-struct dcp__merge_block dcp__merge_block_step(dcp_cut cut, int64_t n_tokens, int64_t n_heads,
-                                              int n_ranks, int rank, int64_t tile_tokens,
-                                              int64_t step);
-int64_t dcp__merge_n_steps(dcp_cut cut, int64_t n_tokens, int n_ranks, int64_t tile_tokens);
-int64_t dcp__merge_block_rows(const struct dcp__merge_block *b);
-/* Bytes of a packed block: payload rows [rows][dim], then LSEs [rows] f32, each padded to 64. */
-size_t dcp__merge_block_bytes(const struct dcp__merge_block *b, int64_t dim, size_t elem_bytes);
-size_t dcp__merge_payload_bytes(const struct dcp__merge_block *b, int64_t dim, size_t elem_bytes);
-/* The largest packed block of rank in any step with tiles of tile_tokens. */
-size_t dcp__merge_block_max_bytes(dcp_cut cut, int64_t max_tokens, int64_t n_heads, int n_ranks,
-                                  int rank, int64_t tile_tokens, int64_t dim, size_t elem_bytes);
+/* Exchange slots of the group. */
+enum { DCP__SLOT_TILES = 0, DCP__SLOT_GATHER = 1, DCP__SLOT_RECORD = 2 };
+
+/* ---- merge.c ---- */
+/* Is the exchange in slot done? Waits for it where the run may. */
+dcp_status dcp__merge_poll(struct dcp_merge *m, struct dcp__merge_run *run, unsigned slot,
+                           bool *done_out);
+/* A record to all, from all into m->records: started, and asked for. n_bytes <= DCP__RECORD_MAX. */
+dcp_status dcp__merge_sync_start(struct dcp_merge *m, struct dcp__merge_run *run, const void *own,
+                                 size_t n_bytes);
+dcp_status dcp__merge_sync_poll(struct dcp_merge *m, struct dcp__merge_run *run, bool *done_out);
+/* Start an exchange of m->sends and m->recvs in slot; counts what is sent. */
+dcp_status dcp__merge_send(struct dcp_merge *m, struct dcp__merge_run *run, unsigned slot,
+                           int n_sends, int n_recvs);
+struct dcp__merge_block dcp__merge_step_block(const struct dcp_merge *m,
+                                              const struct dcp__merge_run *run, int rank);
+/* Bytes of the scratch of n_parts; its places at base, if not NULL. */
+size_t dcp__merge_scratch_at(int n_parts, char *base, struct dcp__merge_scratch *scratch);
+/* The arithmetic of a description; n_parts and scratch are the caller's. */
+dcp_status dcp__merge_math_of(const dcp_merge_desc *desc, struct dcp__merge_math *math);
+/* The shape without a tile. */
+struct dcp__merge_shape dcp__merge_shape_of(const dcp_merge_desc *desc, dcp_merge_algo algo,
+                                            int n_ranks, int rank, bool one_space,
+                                            const int *host_of);
+/* What a merge takes beside its buffers; counts against the limit. */
+size_t dcp__merge_own_bytes(int n_ranks);
+dcp_status dcp__merge_fit_limit(struct dcp__merge_shape *shape, size_t limit_bytes,
+                                struct dcp__merge_sizes *sizes_out);
+
+/* ---- merge_choose.c ---- */
+const struct dcp__merge_algo *dcp__merge_find_algo(dcp_merge_algo id);
+/* Collective: rank 0's numbers of the exchange; measured where all ranks want them and none are
+ * stored. */
+dcp_status dcp__merge_look_around(struct dcp_merge *m, bool wants_speed);
+/* Local, the same answer on all ranks; why is kept for info. */
+dcp_status dcp__merge_choose(struct dcp_merge *m);
 
 /* ---- merge_rows.c ---- */
 /* Merge the block's rows of all sources into dst. part_type: of all sources' payloads. counts =
  * false: another rank counts these rows. */
-void dcp__merge_rows(struct dcp_merge *m, const struct dcp__merge_src *srcs, dcp_dtype part_type,
-                     const float *sink, const struct dcp__merge_block *block,
+void dcp__merge_rows(const struct dcp__merge_math *math, const struct dcp__merge_src *srcs,
+                     dcp_dtype part_type, const float *sink, const struct dcp__merge_block *block,
                      const struct dcp__merge_dst *dst, bool counts, struct dcp__merge_seen *seen);
-/* Pack the block's rows of src: payload converted to type, LSE as f32 with kv_len applied; payloads
- * of empty rows are neither read nor written. payload may be NULL (LSE only). */
+/* Pack the block's rows of src: payload converted to type, LSE (or max, then sum) as f32 with
+ * kv_len applied; payloads of empty rows are neither read nor written. payload may be NULL (LSE
+ * only). cols: [1 or 2][rows]. */
 void dcp__merge_pack(const struct dcp_merge *m, const struct dcp__merge_src *src,
                      const struct dcp__merge_block *block, dcp_dtype type, char *payload,
-                     float *lse);
-/* The effective LSE of (t, h): -inf if kv_len says 0; else the stored one, widened. */
-float dcp__merge_lse_at(const struct dcp__merge_src *src, int64_t t, int64_t h);
+                     float *cols);
+/* The packed rows of a block as a source whose rows lie at their true place. */
+struct dcp__merge_src dcp__merge_unpacked(const struct dcp_merge *m, const char *payload,
+                                          const char *cols, const struct dcp__merge_block *block,
+                                          size_t elem_bytes);
+/* Columns of n heads (<= DCP__MERGE_ROWS) of token t: what is empty or bad becomes -inf (and sum
+ * 1), and is counted; lanes from n on are -inf. sum NULL where src has none. */
+void dcp__merge_load(const struct dcp__merge_src *src, int64_t t, int64_t h, int n, float *lse,
+                     float *sum, bool counts, struct dcp__merge_seen *seen);
 void dcp__merge_saw(struct dcp__merge_seen *seen, int64_t n, int64_t t, int64_t h, int64_t rank);
+/* The caller's result of this rank. */
+struct dcp__merge_dst dcp__merge_result(const struct dcp_merge *m,
+                                        const struct dcp__merge_run *run);
+
+/* ---- merge_weights.c ---- */
+/* As dcp__merge_weights_fn with sums (NULL = all 1). */
+void dcp__merge_weights(const struct dcp__merge_math *math, const float *lse, const float *sum,
+                        int n_parts, const float *sink, float *w, float *merged_lse);
+
+/* ---- merge_state.c: rows on their way ---- */
+/* Everybody's LSEs of a step, by rank and row; NULL where they are not shared. */
+struct dcp__merge_table {
+    const char *at;
+    size_t rank_bytes;
+    int64_t n_rows, row; /* of the step; the first of these rows */
+};
+/* Sources srcs[r] of the members into a state. */
+void dcp__merge_state_fill(struct dcp_merge *m, struct dcp__merge_run *run,
+                           const struct dcp__merge_src *srcs, const struct dcp__merge_block *block,
+                           const struct dcp__merge_table *table, const struct dcp__merge_state *to);
+/* n_rows rows from row 0 of n states with disjoint members into rows of to, which is one of them
+ * or apart. to's columns are not touched. */
+void dcp__merge_state_combine(struct dcp_merge *m, const struct dcp__merge_state *states, int n,
+                              int64_t n_rows, float *to);
+/* Columns of from's members to the same rows of to, a state of all ranks. */
+void dcp__merge_state_take_cols(const struct dcp_merge *m, const struct dcp__merge_state *from,
+                                int64_t n_rows, const struct dcp__merge_state *to);
+/* A state of all ranks, complete, to the result; counts. */
+void dcp__merge_state_finish(struct dcp_merge *m, struct dcp__merge_run *run,
+                             const struct dcp__merge_state *state,
+                             const struct dcp__merge_block *block,
+                             const struct dcp__merge_dst *dst);
+/* Send the own LSEs of this step to all, into the table at to; afterwards the table. */
+dcp_status dcp__merge_share_start(struct dcp_merge *m, struct dcp__merge_run *run, char *to);
+int64_t dcp__merge_step_rows(const struct dcp_merge *m, const struct dcp__merge_run *run, int lo,
+                             int hi);
+
+/* ---- merge_gather.c: cut none ---- */
+/* Where this step's merged rows go before they are sent. */
+struct dcp__merge_dst dcp__merge_gather_dst(const struct dcp_merge *m,
+                                            const struct dcp__merge_run *run, char *gather_send);
+dcp_status dcp__merge_gather_start(struct dcp_merge *m, struct dcp__merge_run *run, int64_t step,
+                                   char *gather_send, char *gather_recv);
+void dcp__merge_gather_finish(struct dcp_merge *m, struct dcp__merge_run *run, int64_t step,
+                              const char *gather_recv);
+
+/* ---- merge_stage.c ---- */
+/* Copy the own rows of a step into tile (step mod 2) of the group workspace. */
+void dcp__merge_stage(struct dcp_merge *m, const struct dcp__merge_run *run, int64_t step);
+/* Point m->srcs of the ranks of host (-1: all) at what block_rank's rows of run->step look like to
+ * this rank; m->staged holds what can be read in place. */
+dcp_status dcp__merge_stage_aim(struct dcp_merge *m, struct dcp__merge_run *run, int host,
+                                int block_rank);
 
 /* ---- merge_check.c ---- */
+/* Copy a caller's struct of another version: missing fields are 0, unknown ones must be. */
+dcp_status dcp__merge_copy_struct(void *to, const void *from, size_t from_bytes, size_t mine,
+                                  const char *what);
 dcp_status dcp__merge_check_desc(const dcp_merge_desc *desc, dcp_merge_desc *resolved_out);
 dcp_status dcp__merge_check_args(const struct dcp_merge *m, const dcp_merge_args *args,
                                  struct dcp__merge_run *run_out);
+dcp_status dcp__merge_check_pointer(const char *what, const void *p, size_t align);
+/* Fill in contiguous strides and check that rows of len elements do not touch each other. */
+dcp_status dcp__merge_check_strides(const char *what, int64_t n_tokens, int64_t n_heads,
+                                    int64_t len, int64_t *token_stride, int64_t *head_stride);
+dcp_status dcp__merge_check_sink(const float *sink, int64_t n_heads);
+dcp_status dcp__merge_check_kv_len(const int64_t *kv_len, int64_t n_tokens);
+
+/* ---- merge_overlap.c ---- */
 /* A strided set of byte ranges: n0 x n1 rows of len bytes. */
 struct dcp__region {
     const char *at;
@@ -162,8 +311,10 @@ bool dcp__merge_overlaps(const struct dcp_merge *m, const struct dcp__merge_run 
 /* ---- merge_agree.c ---- */
 dcp_status dcp__merge_agree_create(struct dcp_merge *m, dcp_status local);
 dcp_status dcp__merge_agree_ready(struct dcp_merge *m, dcp_status local);
-dcp_status dcp__merge_enter(struct dcp_merge *m, struct dcp__merge_run *run, dcp_status local);
-dcp_status dcp__merge_exit(struct dcp_merge *m, struct dcp__merge_run *run,
-                           dcp_merge_stats *stats_out);
+/* Say what this rank has; hear what the others have, once the record is there. */
+dcp_status dcp__merge_enter_start(struct dcp_merge *m, struct dcp__merge_run *run);
+dcp_status dcp__merge_enter_finish(struct dcp_merge *m, struct dcp__merge_run *run);
+dcp_status dcp__merge_exit_start(struct dcp_merge *m, struct dcp__merge_run *run);
+dcp_status dcp__merge_exit_finish(struct dcp_merge *m, struct dcp__merge_run *run);
 
 #endif

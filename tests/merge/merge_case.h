@@ -27,7 +27,7 @@ struct mcase {
 
 /* One rank's partial; buffers of whole extents. */
 struct mpart {
-    void *out, *lse;
+    void *out, *lse, *sum;
     size_t out_bytes, lse_bytes;
     int64_t *kv_len;
     int64_t out_ts, out_hs, lse_ts, lse_hs;
@@ -73,15 +73,20 @@ static inline void mcase_make(struct mcase *c, uint64_t seed, int n)
     d.nonfinite = ref_pick(&rng, 2) == 0 ? DCP_NONFINITE_ZERO : DCP_NONFINITE_PROPAGATE;
     d.has_sink = ref_pick(&rng, 3) == 0;
     d.has_kv_len = ref_pick(&rng, 3) == 0;
+    /* An exponential that underflows is dropped before a sum can lift it: kept out of the way here.
+     */
+    d.lse_form = ref_pick(&rng, 4) == 0 ? DCP_LSE_FORM_MAX_SUM : DCP_LSE_FORM_LSE;
     c->desc = d;
     c->layout = (int)ref_pick(&rng, 3);
     c->merged_layout = (int)ref_pick(&rng, 3);
     c->in_place = ref_pick(&rng, 3) == 0 && d.cut != DCP_CUT_NONE &&
                   (d.merged_type == DCP_DTYPE_DEFAULT || d.merged_type == d.out_type);
-    c->lse_in_place = ref_pick(&rng, 4) == 0 && d.cut != DCP_CUT_NONE && d.lse_type == DCP_F32;
+    c->lse_in_place = ref_pick(&rng, 4) == 0 && d.cut != DCP_CUT_NONE && d.lse_type == DCP_F32 &&
+                      d.lse_form == DCP_LSE_FORM_LSE;
     c->wants_lse = c->lse_in_place || ref_pick(&rng, 4) != 0;
     c->has_nonfinite = ref_pick(&rng, 3) == 0;
     c->lse_spread = ref_pick(&rng, 4) == 0 ? 60.0 : 3.0;
+    if (d.lse_form == DCP_LSE_FORM_MAX_SUM && c->lse_spread > 40.0) c->lse_spread = 40.0;
     /* f16 LSEs reach 65504; -1e5 is a legal LSE elsewhere. */
     c->lse_center = ref_pick(&rng, 4) != 0  ? 0.0
                     : d.lse_type == DCP_F16 ? 3e4
@@ -110,6 +115,10 @@ static inline void mcase_fill(const struct mcase *c, int r, struct mpart *p,
     p->lse = alloc(user, p->lse_bytes + 64);
     memset(p->out, 0xc3, p->out_bytes);
     memset(p->lse, 0xc3, p->lse_bytes);
+    if (d->lse_form == DCP_LSE_FORM_MAX_SUM) {
+        p->sum = alloc(user, p->lse_bytes + 64);
+        memset(p->sum, 0xc3, p->lse_bytes);
+    }
     if (d->has_kv_len) {
         p->kv_len = alloc(user, (size_t)(c->n_tokens + 1) * sizeof(int64_t));
         for (int64_t t = 0; t < c->n_tokens; t++)
@@ -129,7 +138,19 @@ static inline void mcase_fill(const struct mcase *c, int r, struct mpart *p,
             } else if (by_len && ref_pick(&rng, 2) == 0) {
                 lse = 0.0; /* what kernels leave behind */
             }
-            ref_put(d->lse_type, p->lse, t * p->lse_ts + h * p->lse_hs, lse);
+            const int64_t at = t * p->lse_ts + h * p->lse_hs;
+            if (p->sum != NULL) {
+                double sum = ref_uniform(&rng, 1.0, 9.0);
+                if (is_empty && ref_pick(&rng, 2) == 0) { /* the sum says so */
+                    const double marks[] = {0.0, -1.0, (double)NAN, (double)INFINITY};
+                    sum = marks[ref_pick(&rng, 4)];
+                    lse = c->lse_center;
+                } else if (isfinite(lse)) {
+                    lse -= log(sum) / (d->lse_base == DCP_LSE_BASE_2 ? log(2.0) : 1.0);
+                }
+                ref_put(d->lse_type, p->sum, at, sum);
+            }
+            ref_put(d->lse_type, p->lse, at, lse);
             for (int64_t i = 0; i < c->dim; i++) {
                 double x = ref_uniform(&rng, -3.0, 3.0);
                 if (c->has_nonfinite && ref_pick(&rng, 60) == 0)
@@ -168,6 +189,15 @@ static inline double mcase_exact(const struct mcase *c, const struct mpart *part
     for (int r = 0; r < c->n; r++) {
         lse[r] = ref_get(d->lse_type, parts[r].lse, t * parts[r].lse_ts + h * parts[r].lse_hs);
         is_empty[r] = parts[r].kv_len != NULL && parts[r].kv_len[t] == 0;
+        if (parts[r].sum != NULL) {
+            const double sum =
+                ref_get(d->lse_type, parts[r].sum, t * parts[r].lse_ts + h * parts[r].lse_hs);
+            is_empty[r] = is_empty[r] || sum == 0;
+            lse[r] = sum > 0 && isfinite(sum)
+                         ? lse[r] + log(sum) / (d->lse_base == DCP_LSE_BASE_2 ? log(2.0) : 1.0)
+                     : lse[r] == -(double)INFINITY ? lse[r]
+                                                   : (double)NAN;
+        }
         if (is_empty[r] || lse[r] == -(double)INFINITY)
             totals->empty++;
         else if (!isfinite(lse[r]))

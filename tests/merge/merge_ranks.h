@@ -13,7 +13,9 @@
 
 #include "dcpattn/merge.h"
 
-enum { RANKS_MAX = 8 };
+enum { RANKS_MAX = 64 };
+/* Simulated hosts of the groups to be made: 0 = one. */
+static int ranks_per_host;
 
 /* Returns the number of failures it printed. */
 typedef int ranks_fn(dcp_group *g, void *user);
@@ -38,6 +40,7 @@ static inline int ranks_threads(int n, double deadline_s, ranks_fn *fn, void *us
 {
     dcp_group_opts opts = DCP_GROUP_OPTS_INIT;
     opts.deadline_s = deadline_s;
+    opts.ranks_per_host = ranks_per_host;
     dcp_group *groups[RANKS_MAX] = {NULL};
     if (dcp_group_create_threads(n, &opts, groups) != DCP_OK) {
         printf("group: %s\n", dcp_last_error());
@@ -62,6 +65,7 @@ static inline int ranks_shm(int n, double deadline_s, ranks_fn *fn, void *user)
 {
     dcp_group_opts opts = DCP_GROUP_OPTS_INIT;
     opts.deadline_s = deadline_s;
+    opts.ranks_per_host = ranks_per_host;
     dcp_shm *shm = NULL;
     if (dcp_shm_prepare(n, &opts, &shm) != DCP_OK) {
         printf("shm: %s\n", dcp_last_error());
