@@ -30,15 +30,14 @@ static void run_item(void *ctx, int64_t item, int thread)
     for (int64_t t = begin; t < end; t++) job->row(job, t);
 }
 
-static void run(struct dcp__pool *pool, struct job *job)
+static void run(struct dcp_pool *pool, struct job *job)
 {
     const int64_t n_items = (job->x->n + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM;
     const int64_t n_elems = job->x->n * job->x->width;
     dcp__pool_run(n_elems < SERIAL_ELEMS ? NULL : pool, n_items, run_item, job);
 }
 
-/* --- norms
- * ------------------------------------------------------------------------------------- */
+/* --- norms --- */
 
 /* Sum of squares: products and sums in double, eight chains that the compiler can keep in vectors.
  */
@@ -65,7 +64,7 @@ static void norm_row(const struct job *job, int64_t t)
     for (int64_t i = 0; i < job->x->width; i++) dst[i] = src[i] * factor * job->w[i];
 }
 
-void ew_norm(struct dcp__pool *pool, const struct rows *dst, const float *src, int64_t src_stride,
+void ew_norm(struct dcp_pool *pool, const struct rows *dst, const float *src, int64_t src_stride,
              const float *w, double eps)
 {
     struct job job = {
@@ -82,7 +81,7 @@ static void norm_heads_row(const struct job *job, int64_t t)
     }
 }
 
-void ew_norm_heads(struct dcp__pool *pool, const struct rows *x, int64_t dim, const float *w,
+void ew_norm_heads(struct dcp_pool *pool, const struct rows *x, int64_t dim, const float *w,
                    double eps)
 {
     struct job job = {.row = norm_heads_row, .x = x, .dim = dim, .w = w, .eps = eps};
@@ -104,7 +103,7 @@ static void add_norm_row(const struct job *job, int64_t t)
     for (int64_t i = 0; i < job->x->width; i++) x[i] += src[i] * factor * job->w[i];
 }
 
-void ew_add_norm(struct dcp__pool *pool, const struct rows *x, const float *src, int64_t src_stride,
+void ew_add_norm(struct dcp_pool *pool, const struct rows *x, const float *src, int64_t src_stride,
                  const float *w, double eps)
 {
     struct job job = {.row = w == NULL ? add_row : add_norm_row,
@@ -116,7 +115,7 @@ void ew_add_norm(struct dcp__pool *pool, const struct rows *x, const float *src,
     run(pool, &job);
 }
 
-void ew_add_bias(struct dcp__pool *pool, const struct rows *x, const float *b)
+void ew_add_bias(struct dcp_pool *pool, const struct rows *x, const float *b)
 {
     struct job job = {.row = add_row, .x = x, .src = b, .src_stride = 0};
     run(pool, &job);
@@ -128,14 +127,13 @@ static void scale_row(const struct job *job, int64_t t)
     for (int64_t i = 0; i < job->x->width; i++) x[i] *= job->a;
 }
 
-void ew_scale(struct dcp__pool *pool, const struct rows *x, float a)
+void ew_scale(struct dcp_pool *pool, const struct rows *x, float a)
 {
     struct job job = {.row = scale_row, .x = x, .a = a};
     run(pool, &job);
 }
 
-/* --- gates
- * ------------------------------------------------------------------------------------- */
+/* --- gates --- */
 
 /* 1 / (1 + e^-x) in a form that compilers turn into vector code: no call, and no comparison of
  * floats, which may trap and so would stay a branch.
@@ -182,7 +180,7 @@ static void gate_row(const struct job *job, int64_t t)
     }
 }
 
-void ew_gate(struct dcp__pool *pool, const struct rows *gate, const float *up, int64_t up_stride,
+void ew_gate(struct dcp_pool *pool, const struct rows *gate, const float *up, int64_t up_stride,
              enum activation act)
 {
     struct job job = {.row = gate_row, .x = gate, .src = up, .src_stride = up_stride, .act = act};
@@ -195,14 +193,40 @@ static void softcap_row(const struct job *job, int64_t t)
     for (int64_t i = 0; i < job->x->width; i++) x[i] = job->a * tanhf(x[i] / job->a);
 }
 
-void ew_softcap(struct dcp__pool *pool, const struct rows *x, float cap)
+static void spread_nan_row(const struct job *job, int64_t t)
+{
+    float *x = job->x->data + t * job->x->stride;
+    for (int64_t i = 0; i < job->x->width; i++) x[i] += 0.0f * x[i]; /* finite: the same bits */
+}
+
+void ew_spread_nan(struct dcp_pool *pool, const struct rows *x)
+{
+    struct job job = {.row = spread_nan_row, .x = x};
+    run(pool, &job);
+}
+
+bool ew_is_finite(const struct rows *x)
+{
+    float sum = 0.0f; /* of zeros, or NaN: eight chains that the compiler can keep in a vector */
+    for (int64_t t = 0; t < x->n; t++) {
+        const float *row = x->data + t * x->stride;
+        float zero[8] = {0};
+        int64_t i = 0;
+        for (; i + 8 <= x->width; i += 8)
+            for (int j = 0; j < 8; j++) zero[j] += 0.0f * row[i + j];
+        for (; i < x->width; i++) zero[0] += 0.0f * row[i];
+        for (int j = 0; j < 8; j++) sum += zero[j];
+    }
+    return sum == 0.0f;
+}
+
+void ew_softcap(struct dcp_pool *pool, const struct rows *x, float cap)
 {
     struct job job = {.row = softcap_row, .x = x, .a = cap};
     run(pool, &job);
 }
 
-/* --- rotations
- * --------------------------------------------------------------------------------- */
+/* --- rotations --- */
 
 struct table_job {
     const struct rope_config *rope;
@@ -228,7 +252,7 @@ static void table_item(void *ctx, int64_t t, int thread)
     }
 }
 
-void ew_rope_table(struct dcp__pool *pool, const struct rope_config *rope, const float *divisors,
+void ew_rope_table(struct dcp_pool *pool, const struct rope_config *rope, const float *divisors,
                    int64_t rope_dims, int64_t pos0, int64_t n, float *cos_sin)
 {
     struct table_job job = {rope, rope->has_freq_divisors ? divisors : NULL, rope_dims, pos0,
@@ -253,7 +277,7 @@ static void rope_row(const struct job *job, int64_t t)
     }
 }
 
-void ew_rope(struct dcp__pool *pool, const struct rows *x, int64_t dim, int64_t rope_dims,
+void ew_rope(struct dcp_pool *pool, const struct rows *x, int64_t dim, int64_t rope_dims,
              enum rope_pairs pairs, const float *cos_sin, const int32_t *table_rows)
 {
     struct job job = {.row = rope_row,

@@ -6,8 +6,7 @@
 #include "base/clock_priv.h"
 #include "base/status_priv.h"
 
-/* --- small tools
- * ------------------------------------------------------------------------------- */
+/* --- small tools --- */
 
 /* Products ys[i] = x ws[i]^T, timed. */
 static dcp_status products(struct forward *f, const struct weight *const *ws, int n_ws,
@@ -20,15 +19,20 @@ static dcp_status products(struct forward *f, const struct weight *const *ws, in
     return DCP_OK;
 }
 
-/* Every rank's columns of buf (n, width) become whole on every rank, timed. */
+/* Every rank's columns of buf (n, width) become whole on every rank, timed. LOOSE where another
+ * collective call lies between this gather and the next write to buf (o, a, h inside the layers: the
+ * next gather or attention): a barrier less, 4 a layer. FENCED before what writes at once: the next
+ * chunk's embedding after the last layer, the next tile of logits. */
+enum fence { LOOSE, FENCED };
 static dcp_status gather(struct forward *f, float *buf, int64_t n, int64_t width,
-                         const size_t *col_off_bytes)
+                         const size_t *col_off_bytes, enum fence fence)
 {
     const int n_ranks = f->model->n_ranks, rank = f->model->rank;
     if (n_ranks == 1 || n == 0) return DCP_OK;
     const double t0 = dcp__now_s();
     const size_t stride = (size_t)width * sizeof(float);
-    DCP_TRY(dcp_group_gather_cols(f->group, buf, (size_t)n, stride, col_off_bytes));
+    DCP_TRY((fence == FENCED ? dcp_group_gather_cols : dcp_group_gather_cols_unfenced)(
+        f->group, buf, (size_t)n, stride, col_off_bytes));
     f->times.gather_s += dcp__now_s() - t0;
     const size_t own = col_off_bytes[rank + 1] - col_off_bytes[rank];
     f->times.other_wire_bytes += (uint64_t)n * (col_off_bytes[n_ranks] - own);
@@ -40,8 +44,7 @@ static int64_t range_size(dcp_range r)
     return r.end - r.begin;
 }
 
-/* --- begin and end of the pass
- * ----------------------------------------------------------------- */
+/* --- begin and end of the pass --- */
 
 /* x [T, d] = rows ids of the embedding. Each rank fills in the rows of its own part of the
  * vocabulary, sorted by rank into one long row, which is gathered; all ranks know the counts. */
@@ -62,11 +65,25 @@ static dcp_status embed(struct forward *f, const int32_t *ids)
         }
     }
     f->embd_off[m->n_ranks] = (size_t)(at * d) * sizeof(float);
-    DCP_TRY(gather(f, f->a, 1, n * d, f->embd_off));
+    DCP_TRY(gather(f, f->a, 1, n * d, f->embd_off, LOOSE));
     for (int64_t t = 0; t < n; t++)
         memcpy(f->x + t * d, f->a + f->slots[t] * d, (size_t)d * sizeof(float));
     if (m->cfg.embed_scale != 1.0f)
         ew_scale(f->pool, &(struct rows){f->x, n, d, d}, m->cfg.embed_scale);
+    return DCP_OK;
+}
+
+/* The residual of the rows in work is the same on all ranks, and so is what this says of it. */
+static dcp_status check_residual(const struct forward *f, const char *where, int64_t l)
+{
+    const int64_t d = f->model->cfg.d_model, n = f->n_rows;
+    for (int64_t t = 0; t < n; t++) {
+        const struct rows row = {f->x + (f->row0 + t) * d, 1, d, d};
+        if (ew_is_finite(&row)) continue;
+        return dcp__fail(DCP_ERR_NONFINITE,
+                         "%s %lld: NaN or infinity in the hidden state of position %lld", where,
+                         (long long)l, (long long)(f->pos0 + f->row0 + t));
+    }
     return DCP_OK;
 }
 
@@ -94,7 +111,11 @@ dcp_status forward_chunk(struct forward *f, const int32_t *ids, int64_t n, int64
 {
     begin_chunk(f, n, pos0, needs_all_rows);
     DCP_TRY(embed(f, ids));
-    for (int64_t l = 0; l < f->model->cfg.n_layers; l++) DCP_TRY(f->model->arch->block(f, l));
+    DCP_TRY(check_residual(f, "embedding, before layer", 0));
+    for (int64_t l = 0; l < f->model->cfg.n_layers; l++) {
+        DCP_TRY(f->model->arch->block(f, l));
+        DCP_TRY(check_residual(f, "after layer", l));
+    }
     return DCP_OK;
 }
 
@@ -112,11 +133,16 @@ dcp_status forward_logits(struct forward *f, int64_t first, int64_t n)
     if (m->cfg.logit_softcap > 0)
         ew_softcap(f->pool, &(struct rows){own, n, range_size(m->vocab), vocab},
                    m->cfg.logit_softcap);
-    return gather(f, f->logits, n, vocab, f->vocab_off);
+    DCP_TRY(gather(f, f->logits, n, vocab, f->vocab_off, FENCED));
+    for (int64_t t = 0; t < n; t++) {
+        if (ew_is_finite(&(struct rows){f->logits + t * vocab, 1, vocab, vocab})) continue;
+        return dcp__fail(DCP_ERR_NONFINITE, "NaN or infinity in the logits of position %lld",
+                         (long long)(f->pos0 + first + t));
+    }
+    return DCP_OK;
 }
 
-/* --- steps of a block
- * ----------------------------------------------------------------------------- */
+/* --- steps of a block --- */
 
 void forward_norm(struct forward *f, const float *w)
 {
@@ -209,6 +235,12 @@ dcp_status forward_attend(struct forward *f, int64_t l)
     const int64_t k_width = c->n_kv_heads * c->key_dim, v_width = c->n_kv_heads * c->value_dim;
     const int64_t o_width = c->n_heads * c->value_dim;
 
+    /* An infinite key may give every score -inf, which looks like a row that sees nothing; a NaN
+     * cannot be overlooked: some rank counts it, and all ranks learn the counts. */
+    const struct rows q = q_rows(f), k = k_rows(f);
+    ew_spread_nan(f->pool, &q);
+    ew_spread_nan(f->pool, &k);
+
     /* new tokens first, so that one path serves prompts and single tokens */
     DCP_TRY(dcp_cache_store(f->cache, 0, l, f->own_local, f->n_own, f->k, k_width, f->v, v_width));
     dcp_kv_view view = {0};
@@ -222,35 +254,41 @@ dcp_status forward_attend(struct forward *f, int64_t l)
     args.q = f->q;
     args.out = f->o + m->heads.begin * c->value_dim;
     args.out_token_stride = o_width;
-    dcp_attend_stats stats;
-    memset(&stats, 0, sizeof(stats));
+    dcp_attend_stats stats = DCP_ATTEND_STATS_INIT;
     DCP_TRY(dcp_attend_run(f->attend, &args, &stats));
+    if (stats.nonfinite_values + stats.lse_bad > 0)
+        return dcp__fail(DCP_ERR_NONFINITE,
+                         "attention of layer %lld, positions %lld to %lld: %lld values and %lld "
+                         "LSEs are NaN or infinite",
+                         (long long)l, (long long)(f->pos0 + f->row0),
+                         (long long)(f->pos0 + f->n_tokens - 1), (long long)stats.nonfinite_values,
+                         (long long)stats.lse_bad);
     f->times.attend_s += stats.partial_s;
     f->times.merge_s += stats.merge_s;
     f->times.gather_s += stats.gather_s;
-    f->times.merge_wire_bytes += (uint64_t)stats.merge.wire_bytes;
-    f->times.other_wire_bytes += (uint64_t)(stats.wire_bytes - stats.merge.wire_bytes);
+    f->times.merge_wire_bytes += (uint64_t)stats.merge_wire_bytes;
+    f->times.other_wire_bytes += (uint64_t)(stats.wire_bytes - stats.merge_wire_bytes);
 
     /* o (R, H, D): everybody's heads */
-    return gather(f, f->o, f->n_rows, o_width, f->o_off);
+    return gather(f, f->o, f->n_rows, o_width, f->o_off, LOOSE);
 }
 
 /* a (R, d) = x w^T, own columns, then everybody's. */
 static dcp_status product_to_a(struct forward *f, const struct weight *w, const float *bias,
-                               const float *x, int64_t x_width)
+                               const float *x, int64_t x_width, enum fence fence)
 {
     const int64_t d = f->model->cfg.d_model;
     float *own = f->a + f->model->cols.begin;
     DCP_TRY(products(f, (const struct weight *const[]){w}, 1, x, x_width, f->n_rows,
                      (float *const[]){own}, (const int64_t[]){d}));
     if (bias != NULL) ew_add_bias(f->pool, &(struct rows){own, f->n_rows, w->n_rows, d}, bias);
-    return gather(f, f->a, f->n_rows, d, f->cols_off);
+    return gather(f, f->a, f->n_rows, d, f->cols_off, fence);
 }
 
 dcp_status forward_attn_out(struct forward *f, int64_t l)
 {
     const struct layer *w = &f->model->layers[l];
-    return product_to_a(f, &w->wo, w->bo, f->o, w->wo.k);
+    return product_to_a(f, &w->wo, w->bo, f->o, w->wo.k, LOOSE);
 }
 
 dcp_status forward_ffn(struct forward *f, int64_t l)
@@ -266,6 +304,7 @@ dcp_status forward_ffn(struct forward *f, int64_t l)
                      (float *const[]){gate, f->up}, (const int64_t[]){ffn, own}));
     /* h = act(gate) * up, own columns, then everybody's */
     ew_gate(f->pool, &(struct rows){gate, f->n_rows, own, ffn}, f->up, own, m->cfg.activation);
-    DCP_TRY(gather(f, f->h, f->n_rows, ffn, f->ffn_off));
-    return product_to_a(f, &w->down, NULL, f->h, ffn);
+    DCP_TRY(gather(f, f->h, f->n_rows, ffn, f->ffn_off, LOOSE));
+    const bool is_last = l + 1 == m->cfg.n_layers;
+    return product_to_a(f, &w->down, NULL, f->h, ffn, is_last ? FENCED : LOOSE);
 }

@@ -31,7 +31,7 @@ struct forward_times {
 struct forward {
     dcp_group *group;
     const struct model *model;
-    struct dcp__pool *pool;
+    struct dcp_pool *pool;
     struct linear *linear;
     dcp_attend *attend;
     dcp_cache *cache;
@@ -75,14 +75,15 @@ void forward_fini(struct forward *f); /* collective where the group still works 
 dcp_status forward_reserve_logits(struct forward *f, int64_t n_rows);
 
 /* Collective: ids [n] at positions pos0.. through all layers; the cache has room for them. After
- * it, x holds the rows that were needed: all, or the last one only. */
+ * it, x holds the rows that were needed: all, or the last one only. DCP_ERR_NONFINITE names the
+ * layer and the positions; it comes on all ranks, and the group works on. */
 dcp_status forward_chunk(struct forward *f, const int32_t *ids, int64_t n, int64_t pos0,
                          bool needs_all_rows);
-/* Collective: logits [n, vocab] of rows first..first+n-1 of the chunk into f->logits. */
+/* Collective: logits [n, vocab] of rows first..first+n-1 of the chunk into f->logits.
+ * DCP_ERR_NONFINITE as above. */
 dcp_status forward_logits(struct forward *f, int64_t first, int64_t n);
 
-/* --- steps of a block
- * ----------------------------------------------------------------------------- */
+/* --- steps of a block --- */
 
 /* y = norm(x) * w of the rows in work. */
 void forward_norm(struct forward *f, const float *w);

@@ -46,8 +46,7 @@ static const struct {
     {34, "TQ1_0"},   {35, "TQ2_0"}, {39, "MXFP4"},
 };
 
-/* --- bytes
- * ------------------------------------------------------------------------------------- */
+/* --- bytes --- */
 
 dcp_status gguf__read_at(const struct gguf *g, uint64_t offset, size_t n_bytes, void *dst)
 {
@@ -153,8 +152,7 @@ static dcp_status take_name(struct gguf *g, const char *what, uint64_t max_bytes
     return DCP_OK;
 }
 
-/* --- metadata
- * ---------------------------------------------------------------------------------- */
+/* --- metadata --- */
 
 static dcp_status take_array(struct gguf *g, struct kv *kv, const char *what)
 {
@@ -248,8 +246,7 @@ static dcp_status index_kvs(struct gguf *g)
     return DCP_OK;
 }
 
-/* --- tensors
- * ----------------------------------------------------------------------------------- */
+/* --- tensors --- */
 
 static dcp_status check_type(const struct gguf *g, const char *what, uint64_t at, uint32_t type)
 {
@@ -286,9 +283,13 @@ static dcp_status take_tensor(struct gguf *g, struct gguf_tensor *t, uint64_t *n
     for (uint32_t i = 0; i < n_dims; i++) {
         uint64_t dim = 0;
         DCP_TRY(take_u64(g, what, &dim));
-        if (dim < 1 || dim > INT64_MAX ||
-            (i > 0 && dcp__mul_overflow(n_rows, (size_t)dim, &n_rows)))
+        if (dim < 1 || dim > INT64_MAX)
             return dcp__fail(DCP_ERR_FORMAT, "%s: tensor %s at byte %llu: dimension %u is %llu",
+                             g->path, what, (unsigned long long)begin, i, (unsigned long long)dim);
+        if (i > 0 && dcp__mul_overflow(n_rows, (size_t)dim, &n_rows))
+            return dcp__fail(DCP_ERR_FORMAT,
+                             "%s: tensor %s at byte %llu: the product of its dimensions up to "
+                             "number %u (%llu) does not fit 63 bits",
                              g->path, what, (unsigned long long)begin, i, (unsigned long long)dim);
         t->dims[i] = (int64_t)dim;
     }
@@ -375,8 +376,7 @@ static dcp_status place_tensors(struct gguf *g)
     return DCP_OK;
 }
 
-/* --- open and close
- * ------------------------------------------------------------------------------ */
+/* --- open and close --- */
 
 static dcp_status take_preamble(struct gguf *g, uint64_t *n_tensors_out, uint64_t *n_kvs_out)
 {
@@ -453,8 +453,9 @@ static dcp_status open_file(struct gguf *g, const char *path)
     DCP_TRY(dcp__alloc(strlen(path) + 1, "model path", &p));
     g->path = p;
     memcpy(g->path, path, strlen(path) + 1);
-    g->fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (g->fd < 0) return dcp__fail(DCP_ERR_SYS, "cannot open %s: %s", path, strerror(errno));
+    /* O_NONBLOCK: the open of a FIFO would wait for a writer, to be refused below. */
+    g->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (g->fd < 0) return dcp__fail(DCP_ERR_SYS, "cannot open '%s': %s", path, strerror(errno));
     struct stat info;
     if (fstat(g->fd, &info) != 0)
         return dcp__fail(DCP_ERR_SYS, "cannot stat %s: %s", path, strerror(errno));

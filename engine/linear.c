@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Dense products over quantised weight rows.
  *
- *   1 to 3 tokens   chunks of rows by the QDOT kernels: each chunk is read from memory once, its
+ *   1 or 2 tokens   chunks of rows by the QDOT kernels: each chunk is read from memory once, its
  *                   other tokens find it in cache. A result's bits are those of its row and token
  *                   alone.
  *   more            panels of rows, cut at multiples of panel_rows(k) from the slice's start:
@@ -15,7 +15,16 @@
  *
  * Scratch per thread: a panel in f32 (rows padded by 16 elements, so that a stride that is a power
  * of two does not fall on few cache sets: 1.5 times the speed at k = 2048), and in bf16 mode one
- * row in f32 and the panel in bf16. Shared: the call's x in bf16. */
+ * row in f32, the panel in bf16 and a tile of the result. Shared: the call's x in bf16.
+ *
+ * bf16 products are oneDNN primitives of a fixed shape. Making one takes up to a millisecond and
+ * memory, so create makes all of them: for each k, tiles of 256, 64 and 16 tokens by one panel of
+ * rows. A call cuts its tokens into these; what a tile has beyond the call's tokens or the weight's
+ * rows is computed and dropped.
+ *
+ *   300 tokens    |------------ 256 ------------|-- 64: 44 used --|       widest first, then the
+ *                                                                         narrowest that holds the
+ *                                                                         rest */
 #include "engine/linear.h"
 
 #include <stdatomic.h>
@@ -29,9 +38,16 @@
 #include "kernels/kernels_priv.h"
 
 enum {
-    DIRECT_TOKENS = 3, /* up to here reading blocks per token beats dequantising them */
-    MAX_WEIGHTS = 8,   /* of one parallel region */
+    /* Time of own kernels over that of panels by oneDNN, for T tokens (one thread, k 576,
+     * 8192 rows, AVX-512, medians of 9 runs in turn):
+     *              quantised      f16, bf16      f32
+     *   T = 1      0.5            0.4            1.3
+     *   T = 2      1.0 to 1.1     0.75           1.15
+     *   T = 3      1.3 to 1.6     0.85 to 0.9    1.8 */
+    DIRECT_TOKENS = 2,
+    MAX_WEIGHTS = 8, /* of one parallel region */
     MIN_PANEL_ROWS = 8,
+    N_TILES = 3,
     PAD_ELEMS = 16,
     MIN_CHUNK_BYTES = 16384,
     MAX_CHUNK_BYTES = 262144,
@@ -39,7 +55,7 @@ enum {
 };
 
 struct linear {
-    struct dcp__pool *pool;
+    struct dcp_pool *pool;
     int n_threads;
     enum compute_type compute;
     char note[256];
@@ -49,8 +65,15 @@ struct linear {
     float *panels;         /* [n_threads][panel_elems] */
     int64_t panel_elems;   /* largest over k <= max_k */
     uint16_t *bf16_panels; /* [n_threads][panel_elems], bf16 mode */
-    uint16_t *bf16_x;      /* [max_tokens][padded max_k], bf16 mode */
+    uint16_t *bf16_x;      /* [max_tokens, rounded up to a tile][padded max_k], bf16 mode */
+    float *tiles;          /* [n_threads][tile_elems], bf16 mode: rows of panel_rows(k) */
+    int64_t tile_elems;
+    int n_ks;
+    int64_t ks[LINEAR_MAX_KS];
+    struct gemm_plan *plans[LINEAR_MAX_KS][N_TILES]; /* bf16 mode */
 };
+
+static const int64_t tile_tokens[N_TILES] = {16, 64, 256};
 
 /* One weight of a call. */
 struct part {
@@ -58,7 +81,6 @@ struct part {
     float *y;
     int64_t y_stride;
     int64_t item_rows, n_items;
-    struct gemm_plan *plan, *last_plan; /* bf16: full panels, the last one */
 };
 
 struct call {
@@ -66,6 +88,7 @@ struct call {
     const float *x;
     int64_t x_stride, n_tokens;
     int n_parts;
+    struct gemm_plan *const *plans; /* [N_TILES] for k, bf16 mode */
     struct part parts[MAX_WEIGHTS];
     _Atomic int gemm_status;
 };
@@ -114,34 +137,77 @@ static dcp_status create_scratch(struct linear *l)
         if (elems > l->panel_elems) l->panel_elems = elems;
     }
     const size_t n_threads = (size_t)l->n_threads, elems = (size_t)l->panel_elems;
-    size_t row_bytes;
-    if (dcp__mul_overflow((size_t)padded(l->max_k), sizeof(float), &row_bytes))
-        return dcp__fail(DCP_ERR_ARG, "max_k %lld", (long long)l->max_k);
-    DCP_TRY(
-        dcp__alloc_array(n_threads, elems * sizeof(float), "weight panels", (void **)&l->panels));
+    void *p = NULL;
+    DCP_TRY(dcp__alloc_array(n_threads, elems * sizeof(float), "weight panels", &p));
+    l->panels = p;
     if (l->compute != COMPUTE_BF16) return DCP_OK;
-    DCP_TRY(dcp__alloc_array(n_threads, elems * sizeof(uint16_t), "bf16 weight panels",
-                             (void **)&l->bf16_panels));
-    return dcp__alloc_array((size_t)l->max_tokens, row_bytes / 2, "bf16 activations",
-                            (void **)&l->bf16_x);
+    DCP_TRY(dcp__alloc_array(n_threads, elems * sizeof(uint16_t), "bf16 weight panels", &p));
+    l->bf16_panels = p;
+    const int64_t widest = tile_tokens[N_TILES - 1];
+    const size_t x_rows = (size_t)((l->max_tokens + widest - 1) / widest * widest);
+    DCP_TRY(dcp__alloc_array(x_rows, (size_t)padded(l->max_k) * sizeof(uint16_t),
+                             "bf16 activations", &p));
+    l->bf16_x = p;
+    l->tile_elems = widest * panel_rows(1);
+    DCP_TRY(dcp__alloc_array(n_threads, (size_t)l->tile_elems * sizeof(float), "bf16 results", &p));
+    l->tiles = p;
+    return DCP_OK;
 }
 
-dcp_status linear_create(struct dcp__pool *pool, enum compute_type compute, dcp_isa isa,
-                         int64_t max_tokens, int64_t max_k, struct linear **out)
+static int64_t narrowest_tile(int64_t n_tokens)
 {
-    if (max_tokens < 1 || max_k < 1 || max_k > (int64_t)1 << 31)
-        return dcp__fail(DCP_ERR_ARG,
-                         "max_tokens %lld and max_k %lld must be at least 1, max_k at most 2^31",
-                         (long long)max_tokens, (long long)max_k);
-    struct linear *l;
-    DCP_TRY(dcp__alloc(sizeof(*l), "dense products", (void **)&l));
+    int i = 0;
+    while (i < N_TILES - 1 && tile_tokens[i] < n_tokens) i++;
+    return i;
+}
+
+/* Every product that a run may want, so that it makes none. */
+static dcp_status create_plans(struct linear *l)
+{
+    if (l->compute != COMPUTE_BF16) return DCP_OK;
+    for (int i = 0; i < l->n_ks; i++) {
+        const int64_t k = l->ks[i], rows = panel_rows(k);
+        for (int64_t t = 0; t <= narrowest_tile(l->max_tokens); t++) {
+            const struct gemm_shape shape = {tile_tokens[t], rows, k, padded(k), padded(k), rows};
+            DCP_TRY(gemm_plan(l->gemm, &shape, &l->plans[i][t]));
+        }
+    }
+    return DCP_OK;
+}
+
+static dcp_status note_ks(struct linear *l, const int64_t *ks, int n_ks)
+{
+    for (int i = 0; i < n_ks; i++) {
+        int at = 0;
+        while (at < l->n_ks && l->ks[at] != ks[i]) at++;
+        if (at < l->n_ks) continue;
+        if (ks[i] < 1 || ks[i] > (int64_t)1 << 31 || at == LINEAR_MAX_KS)
+            return dcp__fail(DCP_ERR_ARG,
+                             "k %lld: must be 1 to 2^31, and at most %d different ones",
+                             (long long)ks[i], (int)LINEAR_MAX_KS);
+        l->ks[l->n_ks++] = ks[i];
+        if (ks[i] > l->max_k) l->max_k = ks[i];
+    }
+    return DCP_OK;
+}
+
+dcp_status linear_create(struct dcp_pool *pool, enum compute_type compute, dcp_isa isa,
+                         int64_t max_tokens, const int64_t *ks, int n_ks, struct linear **out)
+{
+    if (max_tokens < 1 || n_ks < 1)
+        return dcp__fail(DCP_ERR_ARG, "max_tokens %lld and n_ks %d must be at least 1",
+                         (long long)max_tokens, n_ks);
+    void *p = NULL;
+    DCP_TRY(dcp__alloc(sizeof(struct linear), "dense products", &p));
+    struct linear *l = p;
     l->pool = pool;
     l->n_threads = dcp__pool_threads(pool);
     l->max_tokens = max_tokens;
-    l->max_k = max_k;
     dcp__kernels_select(isa, &l->kernels);
-    dcp_status st = choose_compute(l, compute, isa);
+    dcp_status st = note_ks(l, ks, n_ks);
+    if (st == DCP_OK) st = choose_compute(l, compute, isa);
     if (st == DCP_OK) st = create_scratch(l);
+    if (st == DCP_OK) st = create_plans(l);
     if (st != DCP_OK) {
         linear_destroy(l);
         return st;
@@ -157,12 +223,18 @@ void linear_destroy(struct linear *l)
     dcp__free(l->panels);
     dcp__free(l->bf16_panels);
     dcp__free(l->bf16_x);
+    dcp__free(l->tiles);
     dcp__free(l);
 }
 
 enum compute_type linear_compute(const struct linear *l)
 {
     return l->compute;
+}
+
+int linear_n_plans(const struct linear *l)
+{
+    return gemm_n_plans(l->gemm);
 }
 
 const char *linear_note(const struct linear *l)
@@ -222,40 +294,45 @@ static void note_gemm(struct call *c, int status)
     if (status != 0) atomic_compare_exchange_strong(&c->gemm_status, &none, status);
 }
 
-static int multiply_f32(struct call *c, const struct weight *w, const char *rows,
-                        struct gemm_shape *shape, int thread, float *y)
+static int multiply_f32(const struct call *c, const struct part *p, const char *rows,
+                        int64_t n_rows, int thread, float *y)
 {
+    const struct weight *w = p->w;
+    struct gemm_shape shape = {c->n_tokens, n_rows, w->k, c->x_stride, padded(w->k), p->y_stride};
     if (w->qtype == DCP__Q_F32 && w->row_bytes % sizeof(float) == 0) {
-        shape->w_stride = (int64_t)(w->row_bytes / sizeof(float));
-        return gemm_f32(shape, c->x, (const float *)(const void *)rows, y);
+        shape.w_stride = (int64_t)(w->row_bytes / sizeof(float));
+        return gemm_f32(&shape, c->x, (const float *)(const void *)rows, y);
     }
     float *panel = c->l->panels + thread * c->l->panel_elems;
-    c->l->kernels.dequant[w->qtype](rows, w->row_bytes, shape->n_rows, w->k, panel,
-                                    shape->w_stride);
-    return gemm_f32(shape, c->x, panel, y);
+    c->l->kernels.dequant[w->qtype](rows, w->row_bytes, n_rows, w->k, panel, shape.w_stride);
+    return gemm_f32(&shape, c->x, panel, y);
 }
 
-static int multiply_bf16(struct call *c, const struct weight *w, const char *rows,
-                         const struct gemm_shape *shape, struct gemm_plan *plan, int thread,
-                         float *y)
+/* Rows of the panel beyond n_rows hold what an earlier panel left; their results are dropped. */
+static int multiply_bf16(const struct call *c, const struct part *p, const char *rows,
+                         int64_t n_rows, int thread, float *y)
 {
     struct linear *l = c->l;
-    float *row = l->panels + thread * l->panel_elems;
+    const struct weight *w = p->w;
+    float *row = l->panels + thread * l->panel_elems, *tile = l->tiles + thread * l->tile_elems;
     uint16_t *panel = l->bf16_panels + thread * l->panel_elems;
-    for (int64_t i = 0; i < shape->n_rows; i++) {
+    for (int64_t i = 0; i < n_rows; i++) {
         l->kernels.dequant[w->qtype](rows + (size_t)i * w->row_bytes, w->row_bytes, 1, w->k, row,
                                      w->k);
-        l->kernels.to_bf16(row, w->k, panel + i * shape->w_stride);
+        l->kernels.to_bf16(row, w->k, panel + i * padded(w->k));
     }
-    return gemm_bf16(l->gemm, plan, thread, l->bf16_x, panel, y);
-}
-
-static struct gemm_shape item_shape(const struct call *c, const struct part *p, int64_t n_rows)
-{
-    const int64_t k = p->w->k;
-    const bool bf16 = c->l->compute == COMPUTE_BF16;
-    return (struct gemm_shape){c->n_tokens, n_rows,     k, bf16 ? padded(k) : c->x_stride,
-                               padded(k),   p->y_stride};
+    for (int64_t t = 0; t < c->n_tokens;) {
+        const int64_t i = narrowest_tile(c->n_tokens - t);
+        const int st =
+            gemm_bf16(l->gemm, c->plans[i], thread, l->bf16_x + t * padded(w->k), panel, tile);
+        if (st != 0) return st;
+        const int64_t left = c->n_tokens - t, n = left < tile_tokens[i] ? left : tile_tokens[i];
+        for (int64_t j = 0; j < n; j++)
+            memcpy(y + (t + j) * p->y_stride, tile + j * p->item_rows,
+                   (size_t)n_rows * sizeof(float));
+        t += n;
+    }
+    return 0;
 }
 
 static void run_panel_item(void *ctx, int64_t item, int thread)
@@ -264,15 +341,12 @@ static void run_panel_item(void *ctx, int64_t item, int thread)
     const struct part *p = find_part(c, &item);
     const struct weight *w = p->w;
     const int64_t first = item * p->item_rows;
+    const int64_t n_rows = item == p->n_items - 1 ? w->n_rows - first : p->item_rows;
     const char *rows = (const char *)w->data + (size_t)first * w->row_bytes;
-    struct gemm_shape shape =
-        item_shape(c, p, item == p->n_items - 1 ? w->n_rows - first : p->item_rows);
     const int token = gemm_enter(c->l->gemm);
     note_gemm(c, c->l->compute == COMPUTE_BF16
-                     ? multiply_bf16(c, w, rows, &shape,
-                                     item == p->n_items - 1 ? p->last_plan : p->plan, thread,
-                                     p->y + first)
-                     : multiply_f32(c, w, rows, &shape, thread, p->y + first));
+                     ? multiply_bf16(c, p, rows, n_rows, thread, p->y + first)
+                     : multiply_f32(c, p, rows, n_rows, thread, p->y + first));
     gemm_leave(c->l->gemm, token);
 }
 
@@ -284,22 +358,30 @@ static void round_x_item(void *ctx, int64_t t, int thread)
     c->l->kernels.to_bf16(c->x + t * c->x_stride, k, c->l->bf16_x + t * padded(k));
 }
 
+static dcp_status find_plans(struct call *c)
+{
+    const struct linear *l = c->l;
+    const int64_t k = c->parts[0].w->k;
+    for (int i = 0; i < l->n_ks; i++)
+        if (l->ks[i] == k) c->plans = l->plans[i];
+    if (c->plans != NULL) return DCP_OK;
+    return dcp__fail(DCP_ERR_ARG, "weights of k %lld: not among those of linear_create",
+                     (long long)k);
+}
+
 static dcp_status run_panels(struct call *c)
 {
     struct linear *l = c->l;
+    const bool bf16 = l->compute == COMPUTE_BF16;
+    if (bf16) DCP_TRY(find_plans(c));
     int64_t n_items = 0;
     for (int i = 0; i < c->n_parts; i++) {
         struct part *p = &c->parts[i];
         p->item_rows = panel_rows(p->w->k);
         p->n_items = p->w->n_rows / p->item_rows;
-        if (p->n_items == 0 || p->w->n_rows % p->item_rows >= MIN_PANEL_ROWS) p->n_items++;
+        const int64_t left = p->w->n_rows % p->item_rows;
+        if (p->n_items == 0 || left >= (bf16 ? 1 : MIN_PANEL_ROWS)) p->n_items++;
         n_items += p->n_items;
-        if (l->compute != COMPUTE_BF16) continue;
-        const int64_t last_rows = p->w->n_rows - (p->n_items - 1) * p->item_rows;
-        const struct gemm_shape full = item_shape(c, p, p->item_rows);
-        const struct gemm_shape last = item_shape(c, p, last_rows);
-        if (p->n_items > 1) DCP_TRY(gemm_plan(l->gemm, &full, &p->plan));
-        DCP_TRY(gemm_plan(l->gemm, &last, &p->last_plan));
     }
     if (l->compute == COMPUTE_BF16) dcp__pool_run(l->pool, c->n_tokens, round_x_item, c);
     dcp__pool_run(l->pool, n_items, run_panel_item, c);

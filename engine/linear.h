@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Dense products y = x W^T over weight rows kept as the file has them (quantised blocks stay
- * quantised). 1 token: bound by bytes, own kernels read the blocks as they are (kernels.inc QDOT)
- *   more: a panel of rows at a time is dequantised into scratch and multiplied by oneDNN
+ * quantised).
+ *
+ *   1 or 2 tokens   bound by bytes: own kernels read the rows as they are (kernels.inc QDOT)
+ *   more            a panel of rows at a time is dequantised into scratch and multiplied by oneDNN
+ *
  * The rank's pool works on panels side by side; a result's bits do not depend on the number of
  * threads. */
 #ifndef DCP_ENGINE_LINEAR_H
@@ -21,19 +24,22 @@ struct weight {
         *data; /* n_rows * row_bytes; 64-byte aligned start; readable 64 bytes beyond the end */
 };
 
+enum { LINEAR_MAX_KS = 8 };
+
 struct linear; /* per rank: pool, scratch, oneDNN objects */
-/* max_tokens: largest T of linear_run; max_k, max_rows over all weights. compute DEFAULT = bf16
- * where AMX is, else f32. */
-dcp_status linear_create(struct dcp__pool *pool, enum compute_type compute, dcp_isa isa,
-                         int64_t max_tokens, int64_t max_k, struct linear **out);
+/* max_tokens: largest T of linear_run. ks [n_ks]: the k of the weights to come, at most
+ * LINEAR_MAX_KS different ones. compute DEFAULT = bf16 where AMX is, else f32. */
+dcp_status linear_create(struct dcp_pool *pool, enum compute_type compute, dcp_isa isa,
+                         int64_t max_tokens, const int64_t *ks, int n_ks, struct linear **out);
 void linear_destroy(struct linear *l);
 enum compute_type linear_compute(const struct linear *l);
+/* oneDNN plans that create made; a run makes none. */
+int linear_n_plans(const struct linear *l);
 /* Why bf16 was asked for and f32 taken; "" if what was asked for was taken. Lives as long as l. */
 const char *linear_note(const struct linear *l);
 /* y[t * y_stride + i] = sum_k x[t * x_stride + k] * W[i][k]; t < n_tokens. x and y may not overlap.
  * n_rows = 0 or n_tokens = 0 is legal. y_stride >= n_rows and x_stride >= k if n_tokens > 1.
- * Allocates nothing of ours, save in bf16 mode, where a new shape (n_tokens, k, strides) makes a
- * oneDNN plan once (kept for the last 64 shapes). */
+ * Allocates nothing. */
 dcp_status linear_run(struct linear *l, const struct weight *w, const float *x, int64_t x_stride,
                       int64_t n_tokens, float *y, int64_t y_stride);
 /* Several weights (at most 8) on the same x (q, k, v; gate, up) as one parallel region. */

@@ -3,8 +3,9 @@
  *
  * f32 goes through dnnl_sgemm: it takes any shape and stride without an object to prepare, and is
  * what the matmul primitive runs underneath for such shapes ("gemm:jit", same speed measured).
- * bf16 has no such public call: matmul primitives, kept in a small cache by shape; their scratch
- * belongs to the thread that runs them, so that one primitive serves all threads at once.
+ * bf16 has no such public call: matmul primitives, made once for the few shapes that linear.c cuts
+ * its products into; their scratch belongs to the thread that runs them, so that one primitive
+ * serves all threads at once.
  *
  * oneDNN's Debian build spreads each call over OpenMP threads. How many is a property of the
  * calling thread, so each of ours sets it to 1 around its calls and puts it back. The two OpenMP
@@ -22,7 +23,6 @@ enum { N_ARGS = 4, SRC = 0, WEIGHTS = 1, DST = 2, SCRATCH = 3 };
 
 struct gemm_plan {
     struct gemm_shape shape;
-    uint64_t used; /* 0 = empty */
     dnnl_primitive_t primitive;
     size_t scratch_bytes;
     dnnl_memory_t *memory; /* [n_threads][N_ARGS] */
@@ -35,7 +35,7 @@ struct gemm {
     int (*max_threads)(void);
     dnnl_engine_t engine;
     dnnl_stream_t *streams; /* [n_threads] */
-    uint64_t clock;
+    int n_plans;
     struct gemm_plan plans[GEMM_MAX_PLANS];
 };
 
@@ -62,7 +62,7 @@ static void drop_plan(struct gemm *g, struct gemm_plan *plan)
 void gemm_destroy(struct gemm *g)
 {
     if (g == NULL) return;
-    for (int i = 0; i < GEMM_MAX_PLANS; i++) drop_plan(g, &g->plans[i]);
+    for (int i = 0; i < g->n_plans; i++) drop_plan(g, &g->plans[i]);
     if (g->streams != NULL)
         for (int i = 0; i < g->n_threads; i++)
             if (g->streams[i] != NULL) (void)dnnl_stream_destroy(g->streams[i]);
@@ -81,8 +81,9 @@ static void look_up(const char *name, void *fn_out)
 static dcp_status create_bf16(struct gemm *g)
 {
     DCP_TRY(check(dnnl_engine_create(&g->engine, dnnl_cpu, 0), "engine_create"));
-    DCP_TRY(dcp__alloc_array((size_t)g->n_threads, sizeof(dnnl_stream_t), "oneDNN streams",
-                             (void **)&g->streams));
+    void *p = NULL;
+    DCP_TRY(dcp__alloc_array((size_t)g->n_threads, sizeof(dnnl_stream_t), "oneDNN streams", &p));
+    g->streams = p;
     for (int i = 0; i < g->n_threads; i++)
         DCP_TRY(check(dnnl_stream_create(&g->streams[i], g->engine, dnnl_stream_default_flags),
                       "stream_create"));
@@ -94,8 +95,9 @@ static dcp_status create_bf16(struct gemm *g)
 
 dcp_status gemm_create(int n_threads, bool bf16, struct gemm **gemm_out)
 {
-    struct gemm *g;
-    DCP_TRY(dcp__alloc(sizeof(*g), "dense products", (void **)&g));
+    void *p = NULL;
+    DCP_TRY(dcp__alloc(sizeof(struct gemm), "dense products", &p));
+    struct gemm *g = p;
     g->n_threads = n_threads;
     look_up("omp_set_num_threads", &g->set_threads);
     look_up("omp_get_max_threads", &g->max_threads);
@@ -153,8 +155,10 @@ static dcp_status make_plan(struct gemm *g, struct gemm_plan *plan)
     plan->scratch_bytes = (dnnl_memory_desc_get_size(&md[SCRATCH]) + 63) / 64 * 64;
     DCP_TRY(dcp__alloc_array((size_t)g->n_threads, plan->scratch_bytes, "oneDNN scratch",
                              &plan->scratch));
+    void *p = NULL;
     DCP_TRY(dcp__alloc_array((size_t)g->n_threads * N_ARGS, sizeof(dnnl_memory_t),
-                             "oneDNN arguments", (void **)&plan->memory));
+                             "oneDNN arguments", &p));
+    plan->memory = p;
     for (int i = 0; i < g->n_threads * N_ARGS; i++) {
         void *at = NULL;
         if (i % N_ARGS == SCRATCH)
@@ -167,29 +171,31 @@ static dcp_status make_plan(struct gemm *g, struct gemm_plan *plan)
 
 dcp_status gemm_plan(struct gemm *g, const struct gemm_shape *shape, struct gemm_plan **plan_out)
 {
-    struct gemm_plan *oldest = &g->plans[0];
-    g->clock++;
-    for (int i = 0; i < GEMM_MAX_PLANS; i++) {
-        struct gemm_plan *plan = &g->plans[i];
-        if (plan->used != 0 && memcmp(&plan->shape, shape, sizeof(*shape)) == 0) {
-            plan->used = g->clock;
-            *plan_out = plan;
-            return DCP_OK;
-        }
-        if (plan->used < oldest->used) oldest = plan;
+    for (int i = 0; i < g->n_plans; i++) {
+        if (memcmp(&g->plans[i].shape, shape, sizeof(*shape)) != 0) continue;
+        *plan_out = &g->plans[i];
+        return DCP_OK;
     }
-    drop_plan(g, oldest);
-    oldest->shape = *shape;
+    if (g->n_plans == GEMM_MAX_PLANS)
+        return dcp__fail(DCP_ERR_NOT_SUPPORTED, "more than %d shapes of bf16 products",
+                         (int)GEMM_MAX_PLANS);
+    struct gemm_plan *plan = &g->plans[g->n_plans];
+    plan->shape = *shape;
     const int token = gemm_enter(g);
-    const dcp_status st = make_plan(g, oldest);
+    const dcp_status st = make_plan(g, plan);
     gemm_leave(g, token);
     if (st != DCP_OK) {
-        drop_plan(g, oldest);
+        drop_plan(g, plan);
         return st;
     }
-    oldest->used = g->clock;
-    *plan_out = oldest;
+    g->n_plans++;
+    *plan_out = plan;
     return DCP_OK;
+}
+
+int gemm_n_plans(const struct gemm *g)
+{
+    return g->n_plans;
 }
 
 int gemm_enter(const struct gemm *g)

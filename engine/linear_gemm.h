@@ -22,10 +22,11 @@ struct gemm_shape {
 dcp_status gemm_create(int n_threads, bool bf16, struct gemm **gemm_out);
 void gemm_destroy(struct gemm *g); /* takes NULL */
 
-/* The plan for a shape: from the cache, or made (under 1 ms) in place of the one that was used
- * least recently. Not re-entrant; valid until the cache has turned over GEMM_MAX_PLANS times. */
-enum { GEMM_MAX_PLANS = 64 };
+/* Makes the plan for a shape (under 1 ms), or finds it. Plans live as long as g. Not re-entrant. */
+enum { GEMM_MAX_PLANS = 32 };
 dcp_status gemm_plan(struct gemm *g, const struct gemm_shape *shape, struct gemm_plan **plan_out);
+/* Plans ever made. */
+int gemm_n_plans(const struct gemm *g);
 
 /* Between these two, on each thread that multiplies, oneDNN runs on that thread alone. */
 int gemm_enter(const struct gemm *g);

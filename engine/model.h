@@ -68,8 +68,7 @@ struct layer {
     const float *post_ffn_norm;   /* (d) */
 };
 
-/* --- what an architecture declares
- * ------------------------------------------------------------- */
+/* --- what an architecture declares --- */
 
 enum model_dim {
     DIM_ONE, /* rows of a vector */
@@ -121,8 +120,7 @@ dcp_status config_f64(const struct gguf *file, const char *arch, const char *key
  * what all architectures share. */
 dcp_status config_common(const struct gguf *file, const char *arch, struct model_config *cfg);
 
-/* --- the model
- * ------------------------------------------------------------------------------------ */
+/* --- the model --- */
 
 struct model {
     const struct arch *arch;

@@ -111,9 +111,14 @@ static dcp_status parse_tensor(const struct st_file *f, const struct st_json_ent
     size_t n_elems = 1, n_bytes = 0;
     for (int i = 0; i < e->n_dims; i++) {
         t->dims[i] = e->dims[i];
-        if (e->dims[i] < 0 || dcp__mul_overflow(n_elems, (size_t)e->dims[i], &n_elems))
+        if (e->dims[i] < 0)
             return dcp__fail(DCP_ERR_FORMAT, "%s: tensor %.80s: dimension %d is %lld", f->path,
                              e->name, i, (long long)e->dims[i]);
+        if (dcp__mul_overflow(n_elems, (size_t)e->dims[i], &n_elems))
+            return dcp__fail(DCP_ERR_FORMAT,
+                             "%s: tensor %.80s: the product of dimensions 0 to %d (%lld) does not "
+                             "fit 63 bits",
+                             f->path, e->name, i, (long long)e->dims[i]);
     }
     if (n_elems > INT64_MAX || dcp__mul_overflow(n_elems, st_dtype_bytes(t->dtype), &n_bytes))
         return dcp__fail(DCP_ERR_FORMAT, "%s: tensor %.80s: its size does not fit 63 bits", f->path,
@@ -212,8 +217,9 @@ static dcp_status open_file(struct st_file *f, const char *path)
     DCP_TRY(dcp__alloc(strlen(path) + 1, "safetensors path", &p));
     f->path = p;
     memcpy(f->path, path, strlen(path) + 1);
-    f->fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (f->fd < 0) return dcp__fail(DCP_ERR_SYS, "cannot open %s: %s", path, strerror(errno));
+    /* O_NONBLOCK: the open of a FIFO would wait for a writer, to be refused below. */
+    f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (f->fd < 0) return dcp__fail(DCP_ERR_SYS, "cannot open '%s': %s", path, strerror(errno));
     struct stat info;
     if (fstat(f->fd, &info) != 0)
         return dcp__fail(DCP_ERR_SYS, "cannot stat %s: %s", path, strerror(errno));
@@ -263,4 +269,9 @@ dcp_status st_read(const struct st_file *f, const struct st_tensor *t, size_t by
         return dcp__fail(DCP_ERR_ARG, "%s: tensor %.80s has %zu bytes; bytes %zu + %zu asked for",
                          f->path, t->name, t->n_bytes, byte_begin, n_bytes);
     return read_at(f, t->file_offset + byte_begin, n_bytes, dst);
+}
+
+const char *st_path(const struct st_file *f)
+{
+    return f->path;
 }

@@ -34,6 +34,7 @@ struct st_tensor {
 struct st_file;
 dcp_status st_open(const char *path, struct st_file **out);
 void st_close(struct st_file *f);
+const char *st_path(const struct st_file *f); /* as it was given to st_open */
 const struct st_tensor *st_find(const struct st_file *f, const char *name);
 dcp_status st_read(const struct st_file *f, const struct st_tensor *t, size_t byte_begin,
                    size_t n_bytes, void *dst);
@@ -54,9 +55,12 @@ struct st_decl {
 };
 dcp_status st_writer_create(const char *path, const struct st_decl *decls, int n_decls,
                             struct st_writer **out);
+/* Whether a file can be made at path, before long work for it. Leaves nothing. */
+dcp_status st_writer_probe(const char *path);
 /* Bytes of the tensors one after the other in declared order. */
 dcp_status st_writer_append(struct st_writer *w, const void *data, size_t n_bytes);
-/* Checks that every byte came, fsync is not done, renames. On failure the temporary file is gone.
+/* Checks that every byte came, then the file appears under its name (fsync is not done); a device or
+ * FIFO has it by then. On failure nothing is left.
  * Frees w either way. */
 dcp_status st_writer_finish(struct st_writer *w);
 void st_writer_abandon(struct st_writer *w); /* takes NULL */

@@ -40,8 +40,8 @@ dcp_status st_read_f32(const struct st_file *f, const struct st_tensor *t, int64
     if (t->dtype == ST_F64) return read_f64(f, t, begin, n, dst);
     const size_t bytes = st_dtype_bytes(t->dtype);
     if (st_to_dcp(t->dtype) == DCP_DTYPE_DEFAULT)
-        return dcp__fail(DCP_ERR_FORMAT, "tensor %s is %s; F32, F16, BF16 or F64 is needed",
-                         t->name, st_dtype_name(t->dtype));
+        return dcp__fail(DCP_ERR_FORMAT, "%s: tensor '%s' is %s; F32, F16, BF16 or F64 is needed",
+                         st_path(f), t->name, st_dtype_name(t->dtype));
     /* Element i is read at the end of dst and written at 4 i: never over one not read yet. */
     char *const raw = (char *)dst + (size_t)n * (sizeof(float) - bytes);
     DCP_TRY(st_read(f, t, (size_t)begin * bytes, (size_t)n * bytes, raw));
@@ -60,8 +60,8 @@ dcp_status st_read_i64(const struct st_file *f, const struct st_tensor *t, int64
 {
     if (n == 0) return DCP_OK;
     if (t->dtype != ST_I64 && t->dtype != ST_I32)
-        return dcp__fail(DCP_ERR_FORMAT, "tensor %s is %s; I64 or I32 is needed", t->name,
-                         st_dtype_name(t->dtype));
+        return dcp__fail(DCP_ERR_FORMAT, "%s: tensor '%s' is %s; I64 or I32 is needed", st_path(f),
+                         t->name, st_dtype_name(t->dtype));
     const size_t bytes = st_dtype_bytes(t->dtype);
     char *const raw = (char *)dst + (size_t)n * (sizeof(int64_t) - bytes);
     DCP_TRY(st_read(f, t, (size_t)begin * bytes, (size_t)n * bytes, raw));

@@ -45,8 +45,7 @@ struct session {
     double total_s;
 };
 
-/* --- agreement
- * --------------------------------------------------------------------------------- */
+/* --- agreement --- */
 
 /* Collective: all ranks go on, or all fail: by the own failure, else the first peer's, else by the
  * first field in which a rank differs from rank 0. */
@@ -72,8 +71,7 @@ static dcp_status agree(const struct session *s, const char *call, dcp_status mi
     return DCP_OK;
 }
 
-/* --- create
- * ------------------------------------------------------------------------------------ */
+/* --- create --- */
 
 /* Collective: ranks that share this host, by its name. */
 static dcp_status ranks_of_host(dcp_group *g, int *n_out)
@@ -103,8 +101,8 @@ static dcp_status check_opts(const struct session_opts *o)
     if (o->chunk < 0 || o->chunk > 1 << 20)
         return dcp__fail(DCP_ERR_ARG, "chunk: %lld tokens, allowed are 0 (%d) to 2^20",
                          (long long)o->chunk, DEFAULT_CHUNK);
-    if (o->interleave < 0 || o->interleave > 1 << 20)
-        return dcp__fail(DCP_ERR_ARG, "interleave: %lld tokens, allowed are 0 (1) to 2^20",
+    if (o->interleave < 0 || o->interleave > 1 << 30)
+        return dcp__fail(DCP_ERR_ARG, "interleave: %lld tokens, allowed are 0 (1) to 2^30",
                          (long long)o->interleave);
     return DCP_OK;
 }
@@ -125,9 +123,10 @@ static dcp_status create_cache(struct session *s, int n_ranks, int rank)
     return dcp_cache_create(&desc, &s->f.cache);
 }
 
-/* Everything that does not need the peers. */
-static dcp_status create_local(struct session *s, const struct gguf *file, int n_threads)
+/* Everything that does not need the peers. n_host: ranks of this host. */
+static dcp_status create_local(struct session *s, const struct gguf *file, int n_host)
 {
+    const int usable = dcp__cpu_usable() / n_host, n_threads = usable > 1 ? usable : 1;
     const int n_ranks = dcp_group_size(s->group), rank = dcp_group_rank(s->group);
     struct session_opts *o = &s->opts;
     DCP_TRY(check_opts(o));
@@ -145,11 +144,10 @@ static dcp_status create_local(struct session *s, const struct gguf *file, int n
     f->model = s->model;
     f->interleave = o->interleave;
     f->max_tokens = o->chunk;
-    DCP_TRY(dcp__pool_create(o->n_threads, &f->pool));
+    DCP_TRY(dcp_pool_create(o->n_threads, n_host, &f->pool));
     const int64_t o_width = c->n_heads * c->value_dim;
-    int64_t max_k = c->d_model > c->d_ffn ? c->d_model : c->d_ffn;
-    if (o_width > max_k) max_k = o_width;
-    DCP_TRY(linear_create(f->pool, o->compute, o->isa, o->chunk, max_k, &f->linear));
+    const int64_t ks[] = {c->d_model, c->d_ffn, o_width};
+    DCP_TRY(linear_create(f->pool, o->compute, o->isa, o->chunk, ks, 3, &f->linear));
     DCP_TRY(create_cache(s, n_ranks, rank));
     return forward_init_own(f);
 }
@@ -172,8 +170,7 @@ static dcp_status create_attend(struct session *s)
     desc.workspace_limit_bytes = s->opts.attend_workspace_bytes;
     desc.pool = s->f.pool;
     DCP_TRY(dcp_attend_create(s->group, &desc, &s->f.attend));
-    dcp_attend_info info;
-    memset(&info, 0, sizeof(info));
+    dcp_attend_info info = DCP_ATTEND_INFO_INIT;
     dcp_attend_get_info(s->f.attend, &info);
     s->attend_bytes = info.workspace_bytes;
     return DCP_OK;
@@ -183,9 +180,8 @@ static dcp_status create(struct session *s, const struct gguf *file)
 {
     int n_host = 1;
     DCP_TRY(ranks_of_host(s->group, &n_host));
-    const int usable = dcp__cpu_usable() / n_host;
     dcp__fault_pass("start", dcp_group_rank(s->group), dcp_group_deadline(s->group) * 1.5 + 0.25);
-    const dcp_status st = create_local(s, file, usable > 1 ? usable : 1);
+    const dcp_status st = create_local(s, file, n_host);
     struct record mine;
     memset(&mine, 0, sizeof(mine));
     if (st == DCP_OK) {
@@ -244,14 +240,13 @@ void session_destroy(struct session *s)
     dcp_attend_destroy(s->f.attend);
     dcp_cache_destroy(s->f.cache);
     linear_destroy(s->f.linear);
-    dcp__pool_destroy(s->f.pool);
+    dcp_pool_destroy(s->f.pool);
     model_free(s->model);
     dcp__free(s->records);
     dcp__free(s);
 }
 
-/* --- steps
- * ------------------------------------------------------------------------------------- */
+/* --- steps --- */
 
 /* Local checks of a step, before any work. */
 static dcp_status check_step(const struct session *s, const int32_t *ids, int64_t n_ids)
@@ -334,6 +329,7 @@ dcp_status session_step(struct session *s, const int32_t *ids, int64_t n_ids,
                         session_progress_fn *progress, void *progress_ctx, const float **logits_out)
 {
     const double t0 = dcp__now_s();
+    const int64_t length = session_length(s);
     struct record mine;
     memset(&mine, 0, sizeof(mine));
     const dcp_status ok = check_step(s, ids, n_ids);
@@ -349,6 +345,11 @@ dcp_status session_step(struct session *s, const int32_t *ids, int64_t n_ids,
     s->total_s += dcp__now_s() - t0;
     if (st == DCP_OK || st == DCP_ERR_PEER || st == DCP_ERR_TIMEOUT || st == DCP_ERR_POISONED)
         return st;
+    /* All ranks saw the same numbers and are here together: as if the step had not been. */
+    if (st == DCP_ERR_NONFINITE) {
+        DCP_TRY(dcp_cache_truncate(s->f.cache, 0, length));
+        return st;
+    }
     char why[WHY_BYTES * 2];
     snprintf(why, sizeof(why), "%s", dcp_last_error());
     dcp_group_abort(s->group, why);
@@ -360,8 +361,7 @@ dcp_status session_truncate(struct session *s, int64_t length)
     return dcp_cache_truncate(s->f.cache, 0, length);
 }
 
-/* --- what there is
- * ----------------------------------------------------------------------------- */
+/* --- what there is --- */
 
 int32_t session_vocab(const struct session *s)
 {

@@ -53,7 +53,12 @@ int64_t session_length(const struct session *s); /* tokens in the cache */
  * after the last one, or, with all_logits, hand the logits of each position to on_logits on every
  * rank (row i follows ids[i]). logits_out [vocab] points into the session, valid until the next
  * step, whole on every rank. progress (NULL allowed) is called after each chunk with the tokens
- * done. */
+ * done.
+ *
+ * DCP_ERR_NONFINITE: attention, the hidden state or the logits held a NaN or an infinity; the text
+ * names where. It comes on all ranks (an on_logits that returns it must do so on all), the sequence
+ * is as before the step and the group works on. So a report needs no counts: they are 0 in every
+ * step that succeeded. */
 typedef dcp_status session_logits_fn(void *ctx, int64_t index, const float *logits);
 typedef void session_progress_fn(void *ctx, int64_t done, int64_t total);
 dcp_status session_step(struct session *s, const int32_t *ids, int64_t n_ids,

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Merging the symbols of a piece into tokens, best pair first.
  *
- *     h e l l o     a list of symbols; every adjacent pair that makes a token is a candidate in a
- *     h e ll o      heap ordered by (key, place): the merge's rank, or the score turned into a
+ *     h e l l o     a list of symbols; every adjacent pair that makes a token is a candidate in
+ *     h e ll o      a heap ordered by (key, place): the merge's rank, or the score turned into a
  *     he ll o       number that falls as the score grows. Merging unlinks the right symbol and
- * makes he llo        candidates with both neighbours; candidates whose symbols have changed since
- * are hello         recognised by their length and dropped when they come up.
+ *     he llo        makes candidates with both neighbours; candidates whose symbols have changed
+ *     hello         since are recognised by their length and dropped when they come up.
  *
  * At most 2n candidates are alive for n symbols: n log n time, whatever the text. */
 #include <string.h>

@@ -24,12 +24,18 @@
  *     dcp_attend_seq seq = {&view, length, n_new, 0};
  *     dcp_attend_args args = DCP_ATTEND_ARGS_INIT;
  *     args.seqs = &seq; args.n_seqs = 1; args.q = q; args.out = out;
- *     dcp_attend_run(attend, &args, NULL); */
+ *     dcp_attend_run(attend, &args, NULL);
+ *
+ * Structs that begin with struct_size may grow at their end in later versions; a caller built
+ * against another version works on: what its struct lacks counts as 0, the default, and a longer
+ * struct is taken if all that this library does not know in it is 0. Their initialisers set
+ * struct_size, of results too. */
 #ifndef DCPATTN_ATTEND_H
 #define DCPATTN_ATTEND_H
 
 #include "dcpattn/cache.h"
 #include "dcpattn/merge.h"
+#include "dcpattn/pool.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -41,7 +47,7 @@ typedef struct dcp_attend dcp_attend;
  * ranks. */
 typedef struct dcp_attend_desc {
     size_t struct_size;          /**< DCP_ATTEND_DESC_INIT sets it */
-    int64_t max_tokens;          /**< rows of the largest call */
+    int64_t max_tokens;          /**< rows of the largest call, >= 0 */
     int64_t n_heads, n_kv_heads; /**< H, Hkv of the whole group; Hkv divides H */
     int64_t key_dim, value_dim;  /**< Dk, D */
     float scale;                 /**< 0 = 1 / sqrt(Dk) */
@@ -52,15 +58,16 @@ typedef struct dcp_attend_desc {
     dcp_merge_algo algo;
     uint32_t has_sink;            /**< runs carry a sink */
     size_t workspace_limit_bytes; /**< of this rank, the merge's part included; 0 = 64 MiB */
-    void *pool; /**< NULL; an engine built in this tree may lend its struct dcp__pool, which then
-                     replaces n_threads; it must outlive the object */
+    dcp_pool *pool; /**< NULL: threads of its own. Else lent: its threads replace n_threads; it must
+                         outlive the object */
 } dcp_attend_desc;
 #define DCP_ATTEND_DESC_INIT                                                                       \
     {                                                                                              \
         sizeof(dcp_attend_desc), 0, 0, 0, 0, 0, 0.0f, 0.0f, 0, 1, 0, DCP_MERGE_AUTO, 0, 0, NULL    \
     }
 
-/** Rows of one sequence in a call. */
+/** Rows of one sequence in a call. Its layout is fixed, as they come in arrays: what a later
+ * version adds per sequence will be an array of its own in dcp_attend_args. */
 typedef struct dcp_attend_seq {
     const dcp_kv_view *view; /**< this rank's shard, the new tokens already stored; may hold more
                                   keys than this rank's part of `length` */
@@ -79,7 +86,8 @@ typedef struct dcp_attend_args {
     const float *q;         /**< [T, H_r, Dk] own heads (dcp_cut_range(H, N, r)) */
     int64_t q_token_stride; /**< elements; 0 = contiguous */
     const float *sink;      /**< [H] natural log, or NULL */
-    float *out;             /**< [T, H_r, D]; may not overlap q */
+    float *out;             /**< [T, H_r, D]; out and lse may overlap neither each other nor any
+                               input of this rank: q, q_pos, sink, the views' keys and values */
     int64_t out_token_stride;
     float *lse; /**< [T, H_r] natural log, or NULL */
     int64_t lse_token_stride;
@@ -89,19 +97,38 @@ typedef struct dcp_attend_args {
         sizeof(dcp_attend_args), NULL, 0, NULL, NULL, 0, NULL, NULL, 0, NULL, 0                    \
     }
 
+/** Of one call. The three counts are group totals over the call's tiles, the same on all ranks. */
 typedef struct dcp_attend_stats {
-    double gather_s, partial_s, merge_s; /**< wall time of this rank, this call; waiting for peers
-                                              is in gather_s and merge_s */
-    int64_t wire_bytes;    /**< q gathered + partials exchanged, this rank, this call */
-    dcp_merge_stats merge; /**< sums over the call's tiles */
+    size_t struct_size;
+    double gather_s, partial_s, merge_s; /**< wall time of this rank; waiting for peers is in
+                                              gather_s and merge_s */
+    int64_t wire_bytes;                  /**< q gathered + partials exchanged, this rank */
+    int64_t merge_wire_bytes;            /**< the partials alone */
+    int64_t nonfinite_values; /**< values of partials that were NaN or infinite: taken as 0 */
+    int64_t lse_bad;          /**< (row, head)s of a rank whose LSE was NaN or +inf: taken as empty.
+                                   Both counts are 0 exactly if nothing was left out */
+    int64_t lse_empty;        /**< (row, head)s of a rank that saw no key there */
 } dcp_attend_stats;
+#define DCP_ATTEND_STATS_INIT                                                                      \
+    {                                                                                              \
+        sizeof(dcp_attend_stats), 0.0, 0.0, 0.0, 0, 0, 0, 0, 0                                     \
+    }
 
+/** What create chose. Strings live as long as the object. */
 typedef struct dcp_attend_info {
-    size_t workspace_bytes; /**< of this rank, exact, the merge's included */
-    int64_t tile_rows;      /**< the same on all ranks */
-    dcp_merge_info merge;
+    size_t struct_size;
+    size_t workspace_bytes; /**< all that this rank's create took, exact (a lent pool apart) */
+    size_t merge_workspace_bytes; /**< the merge's part of it */
+    int64_t tile_rows;            /**< the same on all ranks */
+    dcp_merge_algo algo;
+    const char *algo_name, *algo_why;
     const char *kernel; /**< attention kernel for the last run's cache type; bf16's before */
+    const char *merge_kernel;
 } dcp_attend_info;
+#define DCP_ATTEND_INFO_INIT                                                                       \
+    {                                                                                              \
+        sizeof(dcp_attend_info), 0, 0, 0, DCP_MERGE_AUTO, NULL, NULL, NULL, NULL                   \
+    }
 
 /** Agrees on desc over the group, chooses kernels and merge, takes the workspace.
  *  @param[in]  g     must outlive the object
@@ -111,12 +138,12 @@ typedef struct dcp_attend_info {
  *          (field, both ranks and values); DCP_ERR_NOMEM; the group's errors. All ranks fail alike
  *          and, save for the group's errors, the group stays usable.
  *  Ownership: the caller destroys it.  Threads: one per handle.  Collective: yes.
- *  Cost: 2 small records and what the merge's create takes. */
+ *  Cost: 5 small records and what the creates of one to three merges take. */
 DCP_API dcp_status dcp_attend_create(dcp_group *g, const dcp_attend_desc *desc,
                                      dcp_attend **attend_out);
 /** Describes what create chose.
  *  @param[in]  a  NULL allowed: nothing is written
- *  @param[out] info_out  NULL allowed
+ *  @param[out] info_out  from DCP_ATTEND_INFO_INIT, else nothing is written; NULL allowed
  *  Threads: one per handle.  Collective: no. */
 DCP_API void dcp_attend_get_info(const dcp_attend *a, dcp_attend_info *info_out);
 /** Attention of T = sum of n_rows rows over the whole group's keys. Allocates nothing.
@@ -125,7 +152,7 @@ DCP_API void dcp_attend_get_info(const dcp_attend *a, dcp_attend_info *info_out)
  *  none: 0 and -inf.
  *  @param[in]  a          one call at a time
  *  @param[in]  args       T = 0 is legal (on all ranks)
- *  @param[out] stats_out  NULL allowed; written on success only
+ *  @param[out] stats_out  from DCP_ATTEND_STATS_INIT; NULL allowed; written on success only
  *  @return DCP_OK; DCP_ERR_ARG (a field, named; on a peer: who refused what); DCP_ERR_MISMATCH
  *          (field, both ranks and values): on all ranks, before any result is written, and the
  *          group stays usable; the group's errors: results undefined, the group is poisoned

@@ -1,21 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Create: check, agree, size the tile, take all memory that runs will use.
  *
- * Workspace of a rank, in the order it is given out:
- *   merge      an eighth of what is left beside one row, at least 4 rows of a partial, at most 8
- * MiB fixed      split partials, a kernel scratch a thread per row    q [H, Dk] and out [H, D] (N >
- * 1), lse [H], lo, hi, a segment The tile is as many rows as the rest holds, and at most
- * max_tokens; the smallest of all ranks. */
+ * A rank's share of the limit, by what each part says of itself:
+ *
+ *     fixed      handle, records, threads, split partials, kernel scratch of each thread
+ *     merge      what a merge of one row takes, and an eighth of the rest, at most 8 MiB more
+ *     rows       N > 1: q [H, Dk] and out [H, D]; lse [H], lo, hi, a segment
+ *
+ * Only a merge that has been created knows its bytes: first one of a single row is made, then, if
+ * more than one row fits beside it, the one that stays. The tile is as many rows as what is left
+ * holds, and at most max_tokens; the smallest of all ranks. */
 #include <math.h>
 #include <string.h>
 
 #include "attend/attend_priv.h"
 #include "base/alloc_priv.h"
 #include "base/cpu_priv.h"
+#include "base/struct_priv.h"
 #include "num/dtype_priv.h"
 
 static const size_t default_limit_bytes = (size_t)64 << 20;
-static const size_t merge_limit_most = (size_t)8 << 20;
+static const size_t merge_extra_most = (size_t)8 << 20;
 
 static const struct dcp__attend_field desc_fields[] = {
     {"max_tokens", false}, {"n_heads", false}, {"n_kv_heads", false}, {"key_dim", false},
@@ -68,16 +73,10 @@ static dcp_status check_range(const char *name, int64_t value, int64_t low, int6
 
 static dcp_status read_desc(const dcp_attend_desc *desc, dcp_attend_desc *d)
 {
-    if (desc == NULL) return dcp__fail(DCP_ERR_ARG, "dcp_attend_create: desc is NULL");
-    if (desc->struct_size != sizeof(*d)) {
-        return dcp__fail(DCP_ERR_ARG,
-                         "dcp_attend_create: struct_size is %zu, this library's is %zu; start from "
-                         "DCP_ATTEND_DESC_INIT",
-                         desc->struct_size, sizeof(*d));
-    }
-    *d = *desc;
+    DCP_TRY(dcp__struct_read("dcp_attend_create", "DCP_ATTEND_DESC_INIT", desc,
+                             DCP__STRUCT_UPTO(dcp_attend_desc, pool), d, sizeof(*d)));
     const int64_t max_dim = 1 << 20; /* keeps products of two within int64 */
-    DCP_TRY(check_range("max_tokens", d->max_tokens, 1, (int64_t)1 << 40));
+    DCP_TRY(check_range("max_tokens", d->max_tokens, 0, (int64_t)1 << 40));
     DCP_TRY(check_range("n_heads", d->n_heads, 1, max_dim));
     DCP_TRY(check_range("n_kv_heads", d->n_kv_heads, 1, d->n_heads));
     DCP_TRY(check_range("key_dim", d->key_dim, 1, max_dim));
@@ -124,38 +123,8 @@ static void shape_blocks(struct dcp_attend *a)
         most = a->d.max_tokens * a->d.n_heads * DCP__ATTEND_ITEMS;
     a->split_rows = fit < most ? fit : most;
     if (a->split_rows < 2 * a->d.n_heads) a->split_rows = 0;
-}
-
-/* tile_rows from the limit; *merge_limit_out for the merge. */
-static dcp_status size_tile(struct dcp_attend *a, size_t *merge_limit_out)
-{
-    const size_t h = (size_t)a->d.n_heads;
-    const size_t partial_row = h * (size_t)a->d.value_dim * sizeof(float);
     a->scratch_bytes =
         round_up(dcp__attn_scratch_bytes(DCP__ATTN_ROWS_MAX, a->d.key_dim, a->d.value_dim), 64);
-    const size_t fixed = (size_t)a->split_rows * (size_t)(a->d.value_dim + 1) * sizeof(float) +
-                         (size_t)a->d.n_threads * a->scratch_bytes +
-                         (size_t)(a->n_ranks + 1) * sizeof(size_t) +
-                         (size_t)a->n_ranks * (sizeof(float *) + sizeof(*a->records)) +
-                         16 * 64; /* alignment of each region */
-    size_t per_row = h * sizeof(float) + 2 * sizeof(int64_t) + sizeof(*a->segs);
-    if (a->n_ranks > 1) per_row += h * (size_t)a->d.key_dim * sizeof(float) + partial_row;
-    /* alltoall: two tiles in flight, sent and received, aligned, and LSEs. */
-    const size_t merge_least = 4 * partial_row + 4096 + 512 * (size_t)a->n_ranks;
-    const size_t need = merge_least + fixed + per_row;
-    if (need > a->d.workspace_limit_bytes) {
-        return dcp__fail(DCP_ERR_ARG,
-                         "dcp_attend_create: workspace_limit_bytes is %zu, one row of %lld heads "
-                         "with %d threads needs %zu",
-                         a->d.workspace_limit_bytes, (long long)a->d.n_heads, a->d.n_threads, need);
-    }
-    size_t merge_limit = (a->d.workspace_limit_bytes - fixed - per_row) / 8;
-    if (merge_limit > merge_limit_most) merge_limit = merge_limit_most;
-    if (merge_limit < merge_least) merge_limit = merge_least;
-    const size_t rows = (a->d.workspace_limit_bytes - merge_limit - fixed) / per_row;
-    a->tile_rows = rows < (size_t)a->d.max_tokens ? (int64_t)rows : a->d.max_tokens;
-    *merge_limit_out = merge_limit;
-    return DCP_OK;
 }
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -168,9 +137,9 @@ static void *region(char *base, size_t *at, size_t bytes)
     return ptr;
 }
 
-static size_t lay_out_shared(struct dcp_attend *a, char *base)
+static size_t lay_out_shared(struct dcp_attend *a, int64_t tile_rows, char *base)
 {
-    const size_t rows = (size_t)a->tile_rows, h = (size_t)a->d.n_heads;
+    const size_t rows = (size_t)tile_rows, h = (size_t)a->d.n_heads;
     size_t at = 0;
     if (a->n_ranks > 1) {
         a->q = region(base, &at, rows * h * (size_t)a->d.key_dim * sizeof(float));
@@ -180,9 +149,9 @@ static size_t lay_out_shared(struct dcp_attend *a, char *base)
     return at;
 }
 
-static size_t lay_out_local(struct dcp_attend *a, char *base)
+static size_t lay_out_local(struct dcp_attend *a, int64_t tile_rows, char *base)
 {
-    const size_t rows = (size_t)a->tile_rows, n = (size_t)a->n_ranks;
+    const size_t rows = (size_t)tile_rows, n = (size_t)a->n_ranks;
     const size_t split = (size_t)a->split_rows;
     size_t at = 0;
     a->peer_q = region(base, &at, n * sizeof(float *));
@@ -196,19 +165,55 @@ static size_t lay_out_local(struct dcp_attend *a, char *base)
     return at;
 }
 
+/* All that this rank takes for a tile of rows, the merge apart. */
+static size_t bytes_for(struct dcp_attend *a, int64_t rows)
+{
+    size_t n = sizeof(*a) + (size_t)a->n_ranks * sizeof(*a->records);
+    if (a->d.pool == NULL) n += dcp__pool_bytes(a->d.n_threads);
+    return n + lay_out_shared(a, rows, NULL) + lay_out_local(a, rows, NULL);
+}
+
+/* The most rows that fit into n_bytes: max_tokens at most, but room for one if they are none; 0 if
+ * not even one fits. */
+static int64_t rows_in(struct dcp_attend *a, size_t n_bytes)
+{
+    if (n_bytes > (size_t)1 << 56) n_bytes = (size_t)1 << 56; /* sums below stay within 64 bits */
+    if (bytes_for(a, 1) > n_bytes) return 0;
+    const size_t floats = a->n_ranks > 1 ? (size_t)(a->d.key_dim + a->d.value_dim) : 1;
+    const size_t most = n_bytes / ((size_t)a->d.n_heads * floats * sizeof(float));
+    int64_t low = 1, high = a->d.max_tokens > 1 ? a->d.max_tokens : 1;
+    if ((size_t)high > most) high = (int64_t)most;
+    while (low < high) {
+        const int64_t mid = low + (high - low + 1) / 2;
+        if (bytes_for(a, mid) <= n_bytes)
+            low = mid;
+        else
+            high = mid - 1;
+    }
+    return low;
+}
+
+/* Ranks of this one's host, itself included. */
+static int host_ranks(const struct dcp_attend *a)
+{
+    int n = 0;
+    for (int r = 0; r < a->n_ranks; r++)
+        n += dcp_group_host(a->group, r) == dcp_group_host(a->group, a->rank);
+    return n;
+}
+
 static dcp_status take_local(struct dcp_attend *a)
 {
-    const size_t bytes = lay_out_local(a, NULL);
-    DCP_TRY(dcp__alloc(bytes, "attend workspace", &a->local));
-    lay_out_local(a, a->local);
-    a->workspace_bytes += bytes + (size_t)a->n_ranks * sizeof(*a->records);
+    a->workspace_bytes = bytes_for(a, a->tile_rows) + a->merge_bytes;
+    DCP_TRY(dcp__alloc(lay_out_local(a, a->tile_rows, NULL), "attend workspace", &a->local));
+    lay_out_local(a, a->tile_rows, a->local);
     for (int r = 0; r < a->n_ranks; r++) {
         const dcp_range heads = dcp_cut_range(a->d.n_heads, a->n_ranks, r);
         a->col_off_bytes[r] = (size_t)(heads.begin * a->d.key_dim) * sizeof(float);
     }
     a->col_off_bytes[a->n_ranks] = (size_t)(a->d.n_heads * a->d.key_dim) * sizeof(float);
     if (a->d.pool != NULL) return DCP_OK;
-    DCP_TRY(dcp__pool_create(a->d.n_threads, &a->own_pool));
+    DCP_TRY(dcp_pool_create(a->d.n_threads, host_ranks(a), &a->own_pool));
     a->pool = a->own_pool;
     return DCP_OK;
 }
@@ -216,12 +221,11 @@ static dcp_status take_local(struct dcp_attend *a)
 /* Group memory, and where the peers' q lies if all see each other. */
 static dcp_status take_shared(struct dcp_attend *a, dcp_status st)
 {
-    const size_t bytes = lay_out_shared(a, NULL);
+    const size_t bytes = lay_out_shared(a, a->tile_rows, NULL);
     void *shared = NULL;
     DCP_TRY(dcp_group_alloc(a->group, bytes, &shared));
     a->shared = shared;
-    lay_out_shared(a, shared);
-    a->workspace_bytes += bytes;
+    lay_out_shared(a, a->tile_rows, shared);
     struct dcp__attend_record mine;
     memset(&mine, 0, sizeof(mine));
     uint32_t id = 0;
@@ -250,10 +254,11 @@ static dcp_status take_shared(struct dcp_attend *a, dcp_status st)
 
 /* ---- create and destroy --------------------------------------------------------------------- */
 
-static dcp_status create_merge(struct dcp_attend *a, size_t limit)
+/* Limit 0: the merge's own default. */
+static dcp_status create_merge(struct dcp_attend *a, int64_t max_rows, size_t limit)
 {
     dcp_merge_desc desc = DCP_MERGE_DESC_INIT;
-    desc.max_tokens = a->tile_rows;
+    desc.max_tokens = max_rows;
     desc.n_heads = a->d.n_heads;
     desc.dim = a->d.value_dim;
     desc.lse_base = DCP_LSE_BASE_E;
@@ -261,16 +266,52 @@ static dcp_status create_merge(struct dcp_attend *a, size_t limit)
     desc.algo = a->d.algo;
     desc.has_sink = a->d.has_sink;
     desc.workspace_limit_bytes = limit;
+    dcp_merge_destroy(a->merge);
+    a->merge = NULL;
     DCP_TRY(dcp_merge_create(a->group, &desc, &a->merge));
     dcp_merge_info info;
     dcp_merge_get_info(a->merge, &info);
-    a->workspace_bytes += info.workspace_bytes;
+    a->merge_bytes = info.workspace_bytes;
     return DCP_OK;
+}
+
+/* tile_rows beside the merge there is: what this rank can hold, then the least of all. */
+static dcp_status agree_rows(struct dcp_attend *a)
+{
+    const size_t limit = a->d.workspace_limit_bytes;
+    const size_t need = bytes_for(a, 1) + a->merge_bytes;
+    dcp_status st = DCP_OK;
+    struct dcp__attend_record mine;
+    memset(&mine, 0, sizeof(mine));
+    if (need <= limit) {
+        mine.field[0] = rows_in(a, limit - a->merge_bytes);
+    } else {
+        st = dcp__fail(DCP_ERR_ARG,
+                       "dcp_attend_create: workspace_limit_bytes is %zu, one row of %lld heads "
+                       "with %d threads needs %zu",
+                       limit, (long long)a->d.n_heads, a->d.n_threads, need);
+    }
+    DCP_TRY(dcp__attend_agree(a->group, "dcp_attend_create", st, NULL, 0, &mine, a->records));
+    a->tile_rows = mine.field[0];
+    for (int r = 0; r < a->n_ranks; r++)
+        if (a->records[r].field[0] < a->tile_rows) a->tile_rows = a->records[r].field[0];
+    return DCP_OK;
+}
+
+/* The merge and tile_rows, within the limit. */
+static dcp_status size_tile(struct dcp_attend *a)
+{
+    DCP_TRY(create_merge(a, 1, 0));
+    DCP_TRY(agree_rows(a));
+    if (a->tile_rows == 1) return DCP_OK;
+    size_t extra = (a->d.workspace_limit_bytes - a->merge_bytes - bytes_for(a, 1)) / 8;
+    if (extra > merge_extra_most) extra = merge_extra_most;
+    DCP_TRY(create_merge(a, a->tile_rows, a->merge_bytes + extra));
+    return agree_rows(a);
 }
 
 static dcp_status build(struct dcp_attend *a, const dcp_attend_desc *desc)
 {
-    size_t merge_limit = 0;
     struct dcp__attend_record mine;
     memset(&mine, 0, sizeof(mine));
     dcp_isa isa = DCP_ISA_SCALAR;
@@ -283,7 +324,6 @@ static dcp_status build(struct dcp_attend *a, const dcp_attend_desc *desc)
         }
         dcp__kernels_select(isa, &a->kernels);
         shape_blocks(a);
-        st = size_tile(a, &merge_limit);
         const int64_t fields[N_DESC_FIELDS] = {a->d.max_tokens,
                                                a->d.n_heads,
                                                a->d.n_kv_heads,
@@ -296,17 +336,12 @@ static dcp_status build(struct dcp_attend *a, const dcp_attend_desc *desc)
                                                (int64_t)a->d.algo,
                                                (int64_t)a->d.has_sink};
         memcpy(mine.field, fields, sizeof(fields));
-        mine.field[N_DESC_FIELDS] = a->tile_rows;
     }
     DCP_TRY(dcp__attend_agree(a->group, "dcp_attend_create", st, desc_fields, N_DESC_FIELDS, &mine,
                               a->records));
-    for (int r = 0; r < a->n_ranks; r++) {
-        const int64_t rows = a->records[r].field[N_DESC_FIELDS];
-        if (rows < a->tile_rows) a->tile_rows = rows;
-    }
     a->heads = dcp_cut_range(a->d.n_heads, a->n_ranks, a->rank);
     a->last_type = DCP_BF16;
-    DCP_TRY(create_merge(a, merge_limit));
+    DCP_TRY(size_tile(a));
     return take_shared(a, take_local(a));
 }
 
@@ -315,7 +350,7 @@ static void tear_down(struct dcp_attend *a)
 {
     dcp_group_free(a->group, a->shared);
     dcp_merge_destroy(a->merge);
-    dcp__pool_destroy(a->own_pool);
+    dcp_pool_destroy(a->own_pool);
     dcp__free(a->local);
     dcp__free(a->records);
     dcp__free(a);
@@ -345,10 +380,11 @@ dcp_status dcp_attend_create(dcp_group *g, const dcp_attend_desc *desc, dcp_atte
     }
     a->records = ptr;
     st = build(a, desc);
-    if (st == DCP_OK)
+    if (st == DCP_OK) {
         *attend_out = a;
-    else
+    } else {
         tear_down(a);
+    }
     dcp__group_leave(g);
     return st;
 }
@@ -356,11 +392,18 @@ dcp_status dcp_attend_create(dcp_group *g, const dcp_attend_desc *desc, dcp_atte
 void dcp_attend_get_info(const dcp_attend *a, dcp_attend_info *info_out)
 {
     if (a == NULL || info_out == NULL) return;
-    memset(info_out, 0, sizeof(*info_out));
-    info_out->workspace_bytes = a->workspace_bytes;
-    info_out->tile_rows = a->tile_rows;
-    info_out->kernel = a->kernels.attn_name[a->last_type];
-    dcp_merge_get_info(a->merge, &info_out->merge);
+    dcp_merge_info merge;
+    dcp_merge_get_info(a->merge, &merge);
+    const dcp_attend_info info = {.workspace_bytes = a->workspace_bytes,
+                                  .merge_workspace_bytes = a->merge_bytes,
+                                  .tile_rows = a->tile_rows,
+                                  .algo = merge.algo,
+                                  .algo_name = merge.algo_name,
+                                  .algo_why = merge.why,
+                                  .kernel = a->kernels.attn_name[a->last_type],
+                                  .merge_kernel = merge.kernel};
+    dcp__struct_write(info_out, DCP__STRUCT_UPTO(dcp_attend_info, merge_kernel), &info,
+                      sizeof(info));
 }
 
 void dcp_attend_destroy(dcp_attend *a)

@@ -46,10 +46,11 @@ struct dcp_attend {
     struct dcp__kernels kernels;
     dcp_dtype last_type;
     dcp_merge *merge;
-    struct dcp__pool *pool, *own_pool;
+    struct dcp_pool *pool, *own_pool;
 
     int64_t tile_rows;
-    size_t workspace_bytes;       /* without the merge's */
+    size_t workspace_bytes;       /* all */
+    size_t merge_bytes;           /* the merge's part */
     void *shared;                 /* group memory: */
     float *q;                     /*   [tile_rows, H, Dk]; NULL at N = 1 */
     float *out;                   /*   [tile_rows, H, D]; NULL where the caller's out serves */

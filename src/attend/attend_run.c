@@ -16,6 +16,8 @@
 
 #include "attend/attend_priv.h"
 #include "base/clock_priv.h"
+#include "base/struct_priv.h"
+#include "merge/merge_priv.h"
 
 static const struct dcp__attend_field run_fields[] = {
     {"T (rows of the call)", false},     {"n_seqs", false},
@@ -26,6 +28,66 @@ static const struct dcp__attend_field run_fields[] = {
 enum { N_RUN_FIELDS = sizeof(run_fields) / sizeof(run_fields[0]) };
 
 /* ---- local checks -------------------------------------------------------------------------- */
+
+/* Are count * stride elements, and at after them, bytes that an int64 can count? */
+static bool spans_fit(int64_t n0, int64_t s0, int64_t n1, int64_t s1, int64_t at, int64_t elem)
+{
+    int64_t x, y;
+    return !__builtin_mul_overflow(n0, s0, &x) && !__builtin_mul_overflow(n1, s1, &y) &&
+           !__builtin_add_overflow(x, y, &x) && !__builtin_add_overflow(x, at, &x) &&
+           !__builtin_mul_overflow(x, elem, &x);
+}
+
+/* The kernels read single elements at any distance: each must be aligned to its own size, which
+ * strides in elements keep, and no distance may overflow. */
+static dcp_status check_view(const struct dcp_attend *a, const dcp_kv_view *v, int64_t own,
+                             long long at)
+{
+    const int64_t elem = (int64_t)dcp_dtype_bytes(v->dtype);
+    const int64_t hkv = a->d.n_kv_heads;
+    const struct {
+        const char *name;
+        int64_t page_bytes, slot, head, dim;
+        const void *base;
+    } parts[2] = {
+        {"k", v->k_page_stride_bytes, v->k_slot_stride, v->k_head_stride, a->d.key_dim, v->k_base},
+        {"v", v->v_page_stride_bytes, v->v_slot_stride, v->v_head_stride, a->d.value_dim,
+         v->v_base}};
+    for (int i = 0; i < 2; i++) {
+        const char *const name = parts[i].name;
+        if (parts[i].page_bytes < 0 || parts[i].slot < 0 || parts[i].head < 0) {
+            return dcp__fail(
+                DCP_ERR_ARG,
+                "dcp_attend_run: sequence %lld: the view's %s strides are %lld bytes a "
+                "page, %lld a slot, %lld a head; none may be negative",
+                at, name, (long long)parts[i].page_bytes, (long long)parts[i].slot,
+                (long long)parts[i].head);
+        }
+        if ((uintptr_t)parts[i].base % (uintptr_t)elem != 0 || parts[i].page_bytes % elem != 0) {
+            return dcp__fail(DCP_ERR_ARG,
+                             "dcp_attend_run: sequence %lld: %s_base or %s_page_stride_bytes is no "
+                             "multiple of the element's %lld bytes",
+                             at, name, name, (long long)elem);
+        }
+        const int64_t n_slots = v->page_tokens < own ? v->page_tokens : own;
+        if (parts[i].page_bytes > INT64_MAX / INT32_MAX / 2 ||
+            !spans_fit(n_slots, parts[i].slot, hkv, parts[i].head, parts[i].dim, 2 * elem)) {
+            return dcp__fail(DCP_ERR_ARG,
+                             "dcp_attend_run: sequence %lld: the view's %s strides (%lld bytes a "
+                             "page, %lld a slot, %lld a head) exceed the address space",
+                             at, name, (long long)parts[i].page_bytes, (long long)parts[i].slot,
+                             (long long)parts[i].head);
+        }
+    }
+    const int64_t n_pages = own / v->page_tokens + (own % v->page_tokens != 0);
+    for (int64_t p = 0; p < n_pages; p++) {
+        if (v->pages[p] < 0) {
+            return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: sequence %lld: pages[%lld] is %d", at,
+                             (long long)p, (int)v->pages[p]);
+        }
+    }
+    return DCP_OK;
+}
 
 static dcp_status check_seq(const struct dcp_attend *a, const dcp_attend_args *args, int64_t s)
 {
@@ -65,29 +127,106 @@ static dcp_status check_seq(const struct dcp_attend *a, const dcp_attend_args *a
                     view->page_tokens < 1)) {
         return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: sequence %lld: the view has no pages", at);
     }
-    return DCP_OK;
+    return own > 0 ? check_view(a, view, own, at) : DCP_OK;
 }
 
-static dcp_status check_rows(const char *name, const void *ptr, int64_t stride, int64_t row)
+static dcp_status check_rows(const char *name, const void *ptr, int64_t n, int64_t stride,
+                             int64_t row)
 {
     if (row > 0 && ptr == NULL) return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: %s is NULL", name);
+    if ((uintptr_t)ptr % _Alignof(float) != 0) {
+        return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: %s is not aligned to its elements", name);
+    }
+    if (stride >= row && !spans_fit(n, stride, 0, 0, row, (int64_t)sizeof(float))) {
+        return dcp__fail(DCP_ERR_ARG,
+                         "dcp_attend_run: %lld rows of %s_token_stride %lld exceed the address "
+                         "space",
+                         (long long)n, name, (long long)stride);
+    }
     if (stride == 0 || stride >= row) return DCP_OK;
     return dcp__fail(DCP_ERR_ARG,
                      "dcp_attend_run: %s_token_stride is %lld, a row has %lld elements", name,
                      (long long)stride, (long long)row);
 }
 
-/* Everything that can be wrong on this rank alone. */
+/* ---- overlaps: results lie neither in each other nor in what the call reads ----------------- */
+
+static struct dcp__region region_of(const void *at, int64_t n_rows, int64_t row_bytes,
+                                    int64_t stride, int64_t dense)
+{
+    return (struct dcp__region){at, n_rows, (stride != 0 ? stride : dense) * (int64_t)sizeof(float),
+                                1,  0,      row_bytes};
+}
+
+/* Does a result lie in the keys or values of a view that this rank's attention reads? One page
+ * after another: [slots][KV heads][dim], at any strides. */
+static bool overlaps_view(const struct dcp_attend *a, const dcp_attend_seq *seq,
+                          const struct dcp__region results[2])
+{
+    const dcp_kv_view *v = seq->view;
+    const int64_t elem = (int64_t)dcp_dtype_bytes(v->dtype);
+    int64_t left = dcp_local_length(seq->length, a->n_ranks, a->rank, a->d.interleave);
+    for (int64_t p = 0; left > 0; p++, left -= v->page_tokens) {
+        const int64_t n_slots = left < v->page_tokens ? left : v->page_tokens;
+        const struct dcp__region k = {(const char *)v->k_base +
+                                          v->pages[p] * v->k_page_stride_bytes,
+                                      n_slots,
+                                      v->k_slot_stride * elem,
+                                      a->d.n_kv_heads,
+                                      v->k_head_stride * elem,
+                                      a->d.key_dim * elem};
+        const struct dcp__region val = {(const char *)v->v_base +
+                                            v->pages[p] * v->v_page_stride_bytes,
+                                        n_slots,
+                                        v->v_slot_stride * elem,
+                                        a->d.n_kv_heads,
+                                        v->v_head_stride * elem,
+                                        a->d.value_dim * elem};
+        for (int i = 0; i < 2; i++)
+            if (dcp__regions_overlap(&results[i], &k) || dcp__regions_overlap(&results[i], &val))
+                return true;
+    }
+    return false;
+}
+
+static dcp_status check_overlaps(const struct dcp_attend *a, const dcp_attend_args *args,
+                                 int64_t n_total)
+{
+    const int64_t n_own = a->heads.end - a->heads.begin, elem = (int64_t)sizeof(float);
+    if (n_own == 0) return DCP_OK;
+    const int64_t q_row = n_own * a->d.key_dim, out_row = n_own * a->d.value_dim;
+    static const char *const names[2] = {"out", "lse"};
+    const struct dcp__region results[2] = {
+        region_of(args->out, n_total, out_row * elem, args->out_token_stride, out_row),
+        region_of(args->lse, n_total, n_own * elem, args->lse_token_stride, n_own)};
+    const struct {
+        const char *name;
+        struct dcp__region region;
+    } inputs[] = {
+        {"q", region_of(args->q, n_total, q_row * elem, args->q_token_stride, q_row)},
+        {"q_pos", region_of(args->q_pos, 1, n_total * (int64_t)sizeof(int64_t), 0, 0)},
+        {"sink", region_of(args->sink, 1, a->d.n_heads * elem, 0, 0)},
+    };
+    if (dcp__regions_overlap(&results[0], &results[1]))
+        return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: out and lse overlap");
+    for (int r = 0; r < 2; r++)
+        for (size_t i = 0; i < sizeof(inputs) / sizeof(inputs[0]); i++)
+            if (dcp__regions_overlap(&results[r], &inputs[i].region))
+                return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: %s overlaps %s", names[r],
+                                 inputs[i].name);
+    for (int64_t s = 0; s < args->n_seqs; s++)
+        if (overlaps_view(a, &args->seqs[s], results))
+            return dcp__fail(DCP_ERR_ARG,
+                             "dcp_attend_run: out or lse overlaps the keys or values of sequence "
+                             "%lld",
+                             (long long)s);
+    return DCP_OK;
+}
+
+/* Everything that can be wrong on this rank alone; args is a copy of this library's own size. */
 static dcp_status check_args(const struct dcp_attend *a, const dcp_attend_args *args,
                              int64_t *n_total_out)
 {
-    if (args == NULL) return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: args is NULL");
-    if (args->struct_size != sizeof(*args)) {
-        return dcp__fail(DCP_ERR_ARG,
-                         "dcp_attend_run: struct_size is %zu, this library's is %zu; start from "
-                         "DCP_ATTEND_ARGS_INIT",
-                         args->struct_size, sizeof(*args));
-    }
     if (args->n_seqs < 0 || (args->n_seqs > 0 && args->seqs == NULL)) {
         return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: n_seqs is %lld, seqs is %s",
                          (long long)args->n_seqs, args->seqs == NULL ? "NULL" : "given");
@@ -111,10 +250,11 @@ static dcp_status check_args(const struct dcp_attend *a, const dcp_attend_args *
     *n_total_out = n_total;
     if (n_total == 0) return DCP_OK;
     const int64_t n_own = a->heads.end - a->heads.begin;
-    DCP_TRY(check_rows("q", args->q, args->q_token_stride, n_own * a->d.key_dim));
-    DCP_TRY(check_rows("out", args->out, args->out_token_stride, n_own * a->d.value_dim));
-    return check_rows("lse", args->lse == NULL ? (const float *)args->out : args->lse,
-                      args->lse_token_stride, n_own);
+    DCP_TRY(check_rows("q", args->q, n_total, args->q_token_stride, n_own * a->d.key_dim));
+    DCP_TRY(check_rows("out", args->out, n_total, args->out_token_stride, n_own * a->d.value_dim));
+    DCP_TRY(check_rows("lse", args->lse == NULL ? (const float *)args->out : args->lse, n_total,
+                       args->lse_token_stride, n_own));
+    return check_overlaps(a, args, n_total);
 }
 
 /* ---- agreement ------------------------------------------------------------------------------ */
@@ -226,10 +366,10 @@ static dcp_status merge_tile(struct dcp_attend *a, const struct dcp__attend_tile
     m.merged_lse_head_stride = 1;
     dcp_merge_stats one;
     DCP_TRY(dcp_merge_run(a->merge, &m, &one));
-    stats->merge.nonfinite_values += one.nonfinite_values;
-    stats->merge.lse_bad += one.lse_bad;
-    stats->merge.lse_empty += one.lse_empty;
-    stats->merge.wire_bytes += one.wire_bytes;
+    stats->nonfinite_values += one.nonfinite_values;
+    stats->lse_bad += one.lse_bad;
+    stats->lse_empty += one.lse_empty;
+    stats->merge_wire_bytes += one.wire_bytes;
     return DCP_OK;
 }
 
@@ -265,13 +405,26 @@ static dcp_status run_tile(struct dcp_attend *a, struct dcp__attend_tile *tile, 
     return DCP_OK;
 }
 
-static dcp_status run_call(struct dcp_attend *a, const dcp_attend_args *args,
-                           dcp_attend_stats *stats)
+static dcp_status read_call(const struct dcp_attend *a, const dcp_attend_args *theirs,
+                            const dcp_attend_stats *stats_out, dcp_attend_args *args,
+                            int64_t *n_total_out)
+{
+    DCP_TRY(dcp__struct_read("dcp_attend_run", "DCP_ATTEND_ARGS_INIT", theirs,
+                             DCP__STRUCT_UPTO(dcp_attend_args, lse_token_stride), args,
+                             sizeof(*args)));
+    DCP_TRY(dcp__struct_check_out("dcp_attend_run", "DCP_ATTEND_STATS_INIT", stats_out,
+                                  DCP__STRUCT_UPTO(dcp_attend_stats, lse_empty)));
+    return check_args(a, args, n_total_out);
+}
+
+static dcp_status run_call(struct dcp_attend *a, const dcp_attend_args *theirs,
+                           dcp_attend_stats *stats, dcp_attend_stats *stats_out)
 {
     double start_s = dcp__now_s();
     struct dcp__attend_record mine = {0};
+    dcp_attend_args copy, *const args = &copy;
     struct dcp__attend_tile tile = {.args = args};
-    dcp_status st = check_args(a, args, &tile.n_total);
+    dcp_status st = read_call(a, theirs, stats_out, args, &tile.n_total);
     if (st == DCP_OK) describe_call(args, tile.n_total, &mine);
     do {
         tile.n_rows = tile.n_total - tile.begin;
@@ -293,7 +446,7 @@ static dcp_status run_call(struct dcp_attend *a, const dcp_attend_args *args,
         tile.begin += tile.n_rows;
         start_s = dcp__now_s();
     } while (tile.begin < tile.n_total);
-    stats->wire_bytes += stats->merge.wire_bytes;
+    stats->wire_bytes += stats->merge_wire_bytes;
     return DCP_OK;
 }
 
@@ -303,8 +456,10 @@ dcp_status dcp_attend_run(dcp_attend *a, const dcp_attend_args *args, dcp_attend
     DCP_TRY(dcp__group_enter(a->group));
     dcp_attend_stats stats;
     memset(&stats, 0, sizeof(stats));
-    const dcp_status st = run_call(a, args, &stats);
+    const dcp_status st = run_call(a, args, &stats, stats_out);
     dcp__group_leave(a->group);
-    if (st == DCP_OK && stats_out != NULL) *stats_out = stats;
+    if (st == DCP_OK)
+        dcp__struct_write(stats_out, DCP__STRUCT_UPTO(dcp_attend_stats, lse_empty), &stats,
+                          sizeof(stats));
     return st;
 }

@@ -331,7 +331,7 @@ static void refuse(const dcp_cache_desc *d, const char *name)
 static void test_errors(void **state)
 {
     (void)state;
-    refuse(NULL, "desc");
+    refuse(NULL, "DESC_INIT is NULL");
 #define REFUSE(field, value)                                                                       \
     do {                                                                                           \
         dcp_cache_desc d_ = small_desc();                                                          \
@@ -339,6 +339,7 @@ static void test_errors(void **state)
         refuse(&d_, #field);                                                                       \
     } while (0)
     REFUSE(struct_size, 8);
+    REFUSE(struct_size, (size_t)-1);
     REFUSE(n_ranks, 0);
     REFUSE(rank, 3);
     REFUSE(rank, -1);
@@ -382,6 +383,10 @@ static void test_errors(void **state)
     assert_int_equal(dcp_cache_store(c, 0, 0, 0, 1, NULL, 0, row, 0), DCP_ERR_ARG);
     assert_int_equal(dcp_cache_store(c, 0, 0, 0, 1, row, 0, NULL, 0), DCP_ERR_ARG);
     assert_int_equal(dcp_cache_store(c, 0, 0, 0, 1, row, 13, row, 0), DCP_ERR_ARG);
+    assert_int_equal(dcp_cache_store(c, 0, 0, 0, 3, row, INT64_MAX, row, 0), DCP_ERR_ARG);
+    assert_non_null(strstr(dcp_last_error(), "k_token_stride"));
+    assert_int_equal(dcp_cache_store(c, 0, 0, 0, 3, row, 0, row, INT64_MAX / 8), DCP_ERR_ARG);
+    assert_non_null(strstr(dcp_last_error(), "v_token_stride"));
     assert_int_equal(dcp_cache_store(c, 0, 0, 0, 0, NULL, 0, NULL, 0), DCP_OK);
     assert_int_equal(dcp_cache_truncate(c, 0, -1), DCP_ERR_ARG);
     assert_int_equal(dcp_cache_truncate(c, 0, 6), DCP_OK);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/alloc_priv.h"
+#include "engine/model.h"
 #include "engine/safetensors.h"
 #include "engine/session.h"
 #include "group/ranks.h"
@@ -216,8 +217,7 @@ static void test_narrow_caches(void **state)
     }
 }
 
-/* --- what ranks own
- * ---------------------------------------------------------------------------- */
+/* --- what ranks own --- */
 
 struct ownership {
     const char *model;
@@ -258,6 +258,62 @@ static bool is_replicated(const char *names, const char *tensor)
     return false;
 }
 
+/* Which part of a tensor a rank has, by its name: rows (elements of a vector) [begin, end). */
+static dcp_range part_of(const struct gguf *file, const struct gguf_tensor *t, int n, int rank)
+{
+    static const char *const by_row[] = {
+        "token_embd.weight", "output.weight", "attn_output.weight", "attn_output.bias",
+        "ffn_gate.weight",   "ffn_up.weight", "ffn_down.weight"};
+    const char *base = strncmp(t->name, "blk.", 4) == 0 ? strchr(t->name + 4, '.') + 1 : t->name;
+    const int64_t n_rows = t->n_dims == 1 ? t->dims[0] : t->dims[1];
+    if (strcmp(base, "attn_q.weight") == 0 || strcmp(base, "attn_q.bias") == 0) {
+        const char *arch = NULL;
+        char key[64];
+        int64_t n_heads = 0;
+        bool found = false;
+        assert_int_equal(gguf_get_str(file, "general.architecture", &arch, NULL, &found), DCP_OK);
+        snprintf(key, sizeof(key), "%s.attention.head_count", arch);
+        assert_int_equal(gguf_get_int(file, key, &n_heads, &found), DCP_OK);
+        const dcp_range heads = dcp_cut_range(n_heads, n, rank);
+        const int64_t rows = n_rows / n_heads;
+        return (dcp_range){heads.begin * rows, heads.end * rows};
+    }
+    for (size_t i = 0; i < sizeof(by_row) / sizeof(by_row[0]); i++)
+        if (strcmp(base, by_row[i]) == 0) return dcp_cut_range(n_rows, n, rank);
+    return (dcp_range){0, n_rows};
+}
+
+/* Bytes in the file of a rank's slices of the tensors that are split; *arena_out: what its slices
+ * take in memory, each from a multiple of 64, vectors as floats, and 64 readable bytes behind. */
+static uint64_t share_of(const struct gguf *file, const char *names, int n, int rank,
+                         size_t *arena_out)
+{
+    uint64_t share = 0;
+    *arena_out = 64;
+    for (size_t i = 0; i < gguf_n_tensors(file); i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(file, i);
+        const dcp_range part = part_of(file, t, n, rank);
+        const size_t rows = (size_t)(part.end - part.begin);
+        const size_t row_bytes = t->n_dims == 1 ? t->n_bytes / (size_t)t->dims[0] : t->row_bytes;
+        const size_t held = rows * (t->n_dims == 1 ? sizeof(float) : row_bytes);
+        *arena_out += (held + 63) / 64 * 64;
+        if (!is_replicated(names, t->name)) share += rows * row_bytes;
+    }
+    return share;
+}
+
+/* What loading takes, counted: a rank holds its slices and nothing of the others'. */
+static void check_counted(const struct gguf *file, int n, int rank, size_t arena)
+{
+    struct model *m = NULL;
+    const size_t before = dcp__alloc_current();
+    assert_int_equal(model_load(file, n, rank, &m), DCP_OK);
+    const size_t other = sizeof(struct model) + (size_t)m->cfg.n_layers * sizeof(struct layer);
+    assert_int_equal(dcp__alloc_current() - before, arena + other);
+    model_free(m);
+    assert_int_equal(dcp__alloc_current(), before);
+}
+
 static void test_what_ranks_own(void **state)
 {
     (void)state;
@@ -280,10 +336,11 @@ static void test_what_ranks_own(void **state)
             int64_t kv_tokens = 0;
             for (int r = 0; r < n; r++) {
                 const struct session_rank_report *p = &o.reports[r];
+                size_t arena = 0;
+                assert_int_equal(p->weight_share_bytes, share_of(file, o.names, n, r, &arena));
+                check_counted(file, n, r, arena);
                 assert_int_equal(p->weight_replicated_bytes, replicated);
                 assert_int_equal(p->weight_bytes, p->weight_share_bytes + replicated);
-                /* a share is a part of N within a row or a head of each tensor */
-                assert_true(p->weight_share_bytes < split / (uint64_t)n + split / 2);
                 assert_int_equal(p->kv_tokens, dcp_local_length(21, n, r, 2));
                 assert_true(p->kv_bytes > 0 && p->activation_bytes > 0 && p->total_s > 0);
                 const double known =
@@ -300,8 +357,7 @@ static void test_what_ranks_own(void **state)
     }
 }
 
-/* --- refusals
- * ---------------------------------------------------------------------------------- */
+/* --- refusals --- */
 
 static int overflow_rank(dcp_group *g, void *ctx)
 {
@@ -431,19 +487,21 @@ static void test_give_up(void **state)
     assert_int_equal(ranks_threads(3, 20.0, give_up_rank, NULL), 0);
 }
 
-/* Steps after the first allocate nothing, and all is given back. */
+/* Steps after the first allocate nothing, whatever their length, and all is given back. */
 static int allocations_rank(dcp_group *g, void *ctx)
 {
-    (void)ctx;
+    const enum compute_type *compute = ctx;
     struct session *s = NULL;
-    const struct session_opts opts = exact(8, 1);
+    struct session_opts opts = exact(8, 1);
+    opts.compute = *compute;
     static const int32_t ids[20] = {0};
     if (open_session(g, "gemma3-softcap", &opts, &s) != DCP_OK) return 1;
     int bad = session_step(s, ids, 20, NULL, NULL, NULL, NULL, NULL) != DCP_OK;
-    const size_t calls = dcp__alloc_calls();
+    const size_t calls = dcp__alloc_calls(); /* the cache has its first page now */
     for (int i = 0; i < 8; i++)
         bad += session_step(s, ids, 1, NULL, NULL, NULL, NULL, NULL) != DCP_OK;
-    bad += session_step(s, ids, 12, NULL, NULL, NULL, NULL, NULL) != DCP_OK;
+    for (int n = 2; n <= 7; n++) /* lengths that have not been */
+        bad += session_step(s, ids, n, NULL, NULL, NULL, NULL, NULL) != DCP_OK;
     bad += dcp__alloc_calls() != calls;
     session_destroy(s);
     return bad;
@@ -453,7 +511,9 @@ static void test_allocations(void **state)
 {
     (void)state;
     const size_t before = dcp__alloc_current();
-    assert_int_equal(ranks_threads(1, 20.0, allocations_rank, NULL), 0);
+    enum compute_type compute[] = {COMPUTE_F32, COMPUTE_BF16};
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(ranks_threads(1, 20.0, allocations_rank, &compute[i]), 0);
     assert_int_equal(dcp__alloc_current(), before);
     assert_int_equal(ranks_threads(3, 20.0, overflow_rank, NULL), 0);
     assert_int_equal(dcp__alloc_current(), before);

@@ -5,11 +5,13 @@
 #include <stddef.h>
 
 #include <cmocka.h>
+#include <math.h>
 
 #include "base/alloc_priv.h"
 #include "dcpattn/group.h"
 #include "engine/session.h"
 #include "files/file_tools.h"
+#include "group/ranks.h"
 
 #define DATA DCP_SOURCE_DIR "/tests/data/gguf/"
 
@@ -155,12 +157,86 @@ static void test_random_damage(void **state)
     }
 }
 
+/* A weight that is no number: every rank says so and where, the sequence is as before, the group
+ * works on, whichever rank holds the weight or the key. */
+struct poison {
+    const char *tensor, *text;
+    float value;
+    bool whole; /* every value of the tensor, not the last alone */
+    char path[512];
+};
+
+static int poisoned_rank(dcp_group *g, void *ctx)
+{
+    const struct poison *p = ctx;
+    static const int32_t ids[7] = {1, 2, 3, 4, 5, 6, 7};
+    const struct session_opts opts = {.n_threads = 1, .context = 32, .chunk = 4};
+    const char *const good = DATA "llama-f32.gguf";
+    int bad = 0;
+    for (int step = 0; step < 2; step++) {
+        struct gguf *file = NULL;
+        struct session *s = NULL;
+        bad += gguf_open(step == 0 ? p->path : good, &file) != DCP_OK;
+        bad += session_create(g, file, &opts, &s) != DCP_OK;
+        for (int n = 7; n >= 1 && bad == 0; n -= 6) {
+            const dcp_status st = session_step(s, ids, n, NULL, NULL, NULL, NULL, NULL);
+            bad += st != (step == 0 ? DCP_ERR_NONFINITE : DCP_OK);
+            bad += step == 0 && strstr(dcp_last_error(), p->text) == NULL;
+            bad += step == 0 && session_length(s) != 0;
+        }
+        if (bad != 0)
+            fprintf(stderr, "%s = %g, rank %d of %d: %s\n", p->tensor, (double)p->value,
+                    dcp_group_rank(g), dcp_group_size(g), dcp_last_error());
+        session_destroy(s);
+        gguf_close(file);
+    }
+    return bad;
+}
+
+static void test_weights_that_are_no_numbers(void **state)
+{
+    (void)state;
+    static const struct poison cases[] = {
+        {"blk.0.attn_q.weight", "attention of layer 0, positions 0 to", 0, false, ""},
+        {"blk.0.attn_k.weight", "attention of layer 0, positions 0 to", 0, false, ""},
+        {"blk.0.attn_v.weight", "attention of layer 0, positions 0 to", 0, false, ""},
+        {"blk.0.attn_k.weight", "attention of layer 0, positions 0 to", 0, true, ""},
+        {"blk.1.attn_q.weight", "attention of layer 1, positions", 0, true, ""},
+        {"blk.0.attn_output.weight", "after layer 0: ", 0, false, ""},
+        {"blk.1.ffn_down.weight", "after layer 1: ", 0, false, ""},
+        {"output_norm.weight", "logits of position", 0, false, ""},
+        {"token_embd.weight", "", 0, true, ""},
+    };
+    const float values[] = {NAN, INFINITY, -INFINITY};
+    for (size_t i = 0; i < 3 * sizeof(cases) / sizeof(cases[0]); i++) {
+        struct poison p = cases[i / 3];
+        p.value = values[i % 3];
+        const char *path = DATA "llama-f32.gguf";
+        const struct bytes b = file_bytes(path);
+        struct gguf *file = NULL;
+        assert_int_equal(gguf_open(path, &file), DCP_OK);
+        const struct gguf_tensor *t = gguf_find(file, p.tensor);
+        assert_non_null(t);
+        const size_t n = t->n_bytes / sizeof(float), first = p.whole ? 0 : n - 1;
+        for (size_t k = first; k < n; k++)
+            memcpy(b.data + t->file_offset + k * sizeof(float), &p.value, sizeof(float));
+        gguf_close(file);
+        snprintf(p.path, sizeof(p.path), "%s", scratch_path("poisoned.gguf"));
+        assert_int_equal(write_file(p.path, b.data, b.n), 0);
+        assert_int_equal(ranks_threads(1, 20.0, poisoned_rank, &p), 0);
+        assert_int_equal(ranks_threads(3, 20.0, poisoned_rank, &p), 0);
+        unlink(p.path);
+        free(b.data);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_wrong_in_one_way),
         cmocka_unit_test(test_wrong_sizes),
         cmocka_unit_test(test_random_damage),
+        cmocka_unit_test(test_weights_that_are_no_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -166,8 +166,7 @@ static void test_random_damage(void **state)
     free(b.data);
 }
 
-/* --- files built to be wrong in one way
- * ------------------------------------------------------- */
+/* --- files built to be wrong in one way --- */
 
 struct builder {
     unsigned char data[4096];
@@ -392,7 +391,7 @@ static void test_tensors(void **state)
     put32(&b, DCP__Q_F32);
     put64(&b, 0);
     put_data(&b, 64);
-    expect(&b, DCP_ERR_FORMAT, "dimension");
+    expect(&b, DCP_ERR_FORMAT, "product");
 
     /* the data's alignment is the file's own */
     static const uint32_t alignments[] = {0, 48, UINT32_MAX, 64};

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors: what is written is read back; cut, damaged and hostile files give errors. */
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <sys/stat.h>
 
 #include <cmocka.h>
 
@@ -73,8 +75,9 @@ static void test_writer_faults(void **state)
     snprintf(tmp, sizeof(tmp), "%s.tmp.%ld", path, (long)getpid());
     assert_int_equal(access(tmp, F_OK), -1);
     assert_int_equal(st_writer_create(path, &good, 1, &w), DCP_OK);
-    assert_int_equal(access(tmp, F_OK), 0);
+    assert_int_equal(access(path, F_OK), -1); /* no half file to be seen */
     st_writer_abandon(w);
+    assert_int_equal(access(path, F_OK), -1);
     assert_int_equal(access(tmp, F_OK), -1);
     st_writer_abandon(NULL);
 
@@ -87,6 +90,76 @@ static void test_writer_faults(void **state)
     const struct st_decl not_text = {"\xff", ST_F32, 1, {1}};
     assert_int_equal(st_writer_create(path, &not_text, 1, &w), DCP_ERR_ARG);
     assert_int_equal(st_writer_create("/no/such/folder/x", &good, 1, &w), DCP_ERR_SYS);
+}
+
+static dcp_status write_pair(const char *path)
+{
+    const struct st_decl decl = {"a", ST_F32, 1, {2}};
+    struct st_writer *w = NULL;
+    dcp_status st = st_writer_create(path, &decl, 1, &w);
+    if (st != DCP_OK) return st;
+    st = st_writer_append(w, values, 8);
+    if (st == DCP_OK) return st_writer_finish(w);
+    st_writer_abandon(w);
+    return st;
+}
+
+/* What is no regular file is never replaced: written to, followed, or refused. */
+static void test_writer_targets(void **state)
+{
+    (void)state;
+    char folder[512], fifo[600], real[600], link_path[600], dangling[600], made[600];
+    struct stat info;
+    snprintf(folder, sizeof(folder), "%s", scratch_path("targets"));
+    snprintf(fifo, sizeof(fifo), "%s/fifo", folder);
+    snprintf(real, sizeof(real), "%s/real", folder);
+    snprintf(link_path, sizeof(link_path), "%s/link", folder);
+    snprintf(dangling, sizeof(dangling), "%s/dangling", folder);
+    snprintf(made, sizeof(made), "%s/made", folder);
+    assert_int_equal(mkdir(folder, 0700), 0);
+    assert_int_equal(write_pair(folder), DCP_ERR_SYS);
+    assert_non_null(strstr(dcp_last_error(), "a directory"));
+    assert_int_equal(st_writer_probe(folder), DCP_ERR_SYS);
+    assert_int_equal(st_writer_probe("/no/such/folder/x"), DCP_ERR_SYS);
+    assert_int_equal(st_writer_probe(""), DCP_ERR_SYS);
+
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    const int reader = open(fifo, O_RDONLY | O_NONBLOCK);
+    assert_true(reader >= 0);
+    assert_int_equal(st_writer_probe(fifo), DCP_OK);
+    assert_int_equal(write_pair(fifo), DCP_OK);
+    unsigned char got[512];
+    assert_true(read(reader, got, sizeof(got)) > 16);
+    assert_int_equal(got[8], '{');
+    assert_true(lstat(fifo, &info) == 0 && S_ISFIFO(info.st_mode));
+    close(reader);
+    struct st_file *f = NULL;
+    assert_int_equal(st_open(fifo, &f), DCP_ERR_SYS); /* at once, though nobody writes */
+    assert_non_null(strstr(dcp_last_error(), "not a regular file"));
+
+    /* A link is followed, be its target there or not; an older file is replaced. */
+    assert_int_equal(write_file(real, "old", 3), 0);
+    assert_int_equal(symlink("real", link_path), 0);
+    assert_int_equal(symlink("made", dangling), 0);
+    assert_int_equal(write_pair(link_path), DCP_OK);
+    assert_int_equal(write_pair(dangling), DCP_OK);
+    assert_true(lstat(link_path, &info) == 0 && S_ISLNK(info.st_mode));
+    assert_true(lstat(dangling, &info) == 0 && S_ISLNK(info.st_mode));
+    assert_int_equal(st_writer_probe(real), DCP_OK);
+    for (int i = 0; i < 2; i++) {
+        assert_true(lstat(i == 0 ? real : made, &info) == 0 && S_ISREG(info.st_mode));
+        assert_int_equal(st_open(i == 0 ? real : made, &f), DCP_OK);
+        st_close(f);
+    }
+    assert_int_equal(unlink(link_path), 0);
+    assert_int_equal(symlink("link", link_path), 0); /* in a circle */
+    assert_int_equal(write_pair(link_path), DCP_ERR_SYS);
+    unlink(link_path);
+    unlink(dangling);
+    unlink(real);
+    unlink(made);
+    unlink(fifo);
+    assert_int_equal(rmdir(folder), 0); /* nothing else is left */
 }
 
 static dcp_status try_bytes(const void *data, size_t n)
@@ -176,7 +249,7 @@ static void test_headers(void **state)
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]}}", 8, DCP_ERR_FORMAT,
          "dimension 0"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 0,
-         DCP_ERR_FORMAT, "dimension 1"},
+         DCP_ERR_FORMAT, "product"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904],\"data_offsets\":[0,0]}}", 0,
          DCP_ERR_FORMAT, "63 bits"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[99999999999999999999],\"data_offsets\":[0,8]}}", 8,
@@ -231,9 +304,9 @@ static void test_types(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_writer_faults),
-        cmocka_unit_test(test_cut_and_damaged), cmocka_unit_test(test_headers),
-        cmocka_unit_test(test_types),
+        cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_writer_faults),
+        cmocka_unit_test(test_writer_targets), cmocka_unit_test(test_cut_and_damaged),
+        cmocka_unit_test(test_headers),        cmocka_unit_test(test_types),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -172,11 +172,11 @@ static void test_golden_prompts(void **state)
     for (int i = 0; i < 2; i++) {
         size_t n;
         struct token_list l = {0};
-        snprintf(path, sizeof(path), "%schat/golden/%s.txt", TEST_DATA, names[i]);
+        snprintf(path, sizeof(path), "%sgenerate/%s/prompt.txt", GOLDEN, names[i]);
         char *prompt = read_file(path, &n);
         const struct chat_message m = {"user", prompt, n};
         must(chat_encode(g, t, &m, 1, TOK_ADD_BOS, &l));
-        snprintf(path, sizeof(path), "%schat/golden/%s.json", TEST_DATA, names[i]);
+        snprintf(path, sizeof(path), "%sgenerate/%s/case.json", GOLDEN, names[i]);
         json_t *root = read_json(path);
         check_ids(names[i], json_object_get(root, "prompt_ids"), &l);
         json_decref(root);

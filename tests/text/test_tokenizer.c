@@ -23,11 +23,11 @@ static void check_golden(const struct tokenizer *t, const char *name)
     size_t n_cases = 0;
     const char *file;
     json_t *of_file;
-    snprintf(path, sizeof(path), "%stokenize/%s/ids.json", TEST_DATA, name);
+    snprintf(path, sizeof(path), "%stokenize/%s/ids.json", GOLDEN, name);
     json_t *root = read_json(path);
     json_object_foreach(root, file, of_file)
     {
-        snprintf(path, sizeof(path), "%stokenize/%s/%s", TEST_DATA, name, file);
+        snprintf(path, sizeof(path), "%stokenize/%s/%s", GOLDEN, name, file);
         size_t n_bytes;
         char *text = read_file(path, &n_bytes);
         struct token_list l = {0};

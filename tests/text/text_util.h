@@ -20,6 +20,7 @@
 #include "engine/tokenizer.h"
 
 #define TEST_DATA DCP_SOURCE_DIR "/tests/data/"
+#define GOLDEN DCP_SOURCE_DIR "/tests/golden/"
 
 /* Fails the test with the last error if st is not DCP_OK. */
 static inline void must_at(dcp_status st, int line)
