@@ -247,14 +247,14 @@ static void bench_free(struct bench *b)
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) dcp__free(all[i]);
 }
 
-static double timed(struct bench *b, struct dcp__pool *pool, int64_t n, dcp__pool_fn *fn)
+static double timed(struct bench *b, struct dcp_pool *pool, int64_t n, dcp__pool_fn *fn)
 {
     const double start = dcp__now_s();
     dcp__pool_run(pool, n, fn, b);
     return dcp__now_s() - start;
 }
 
-static void bench_case(struct bench *b, struct dcp__pool *pool)
+static void bench_case(struct bench *b, struct dcp_pool *pool)
 {
     const struct bench_case *const c = b->c;
     const bool is_decode = c->n_tokens == 1;
@@ -305,8 +305,8 @@ int main(int argc, char **argv)
     if (dcp__isa_choose(isa, &isa) != DCP_OK || n_threads < 1 || n_threads > 32) return 1;
     struct dcp__kernels table;
     dcp__kernels_select(isa, &table);
-    struct dcp__pool *pool;
-    if (dcp__pool_create(n_threads, &pool) != DCP_OK) return 1;
+    struct dcp_pool *pool;
+    if (dcp_pool_create(n_threads, 1, &pool) != DCP_OK) return 1;
     printf("%s, bf16, %d threads\n", table.attn_name[DCP_BF16], n_threads);
     int rc = 0;
     for (int i = 0; i < N_CASES && rc == 0; i++) {
@@ -319,6 +319,6 @@ int main(int argc, char **argv)
             rc = 1;
         bench_free(&b);
     }
-    dcp__pool_destroy(pool);
+    dcp_pool_destroy(pool);
     return rc;
 }

@@ -126,12 +126,13 @@ int main(int argc, char **argv)
     const enum compute_type compute = argc > 3 && strcmp(argv[3], "bf16") == 0 ? COMPUTE_BF16
                                       : argc > 3                               ? COMPUTE_F32
                                                                                : COMPUTE_DEFAULT;
-    struct dcp__pool *pool = NULL;
+    struct dcp_pool *pool = NULL;
     struct linear *l = NULL;
     dcp_isa isa;
+    static const int64_t ks[] = {576, 1536, 640, 1024, MAX_K};
     dcp_status st = dcp__isa_choose(DCP_ISA_DEFAULT, &isa);
-    if (st == DCP_OK) st = dcp__pool_create(n_threads, &pool);
-    if (st == DCP_OK) st = linear_create(pool, compute, isa, n_tokens, MAX_K, &l);
+    if (st == DCP_OK) st = dcp_pool_create(n_threads, 1, &pool);
+    if (st == DCP_OK) st = linear_create(pool, compute, isa, n_tokens, ks, 5, &l);
     if (st == DCP_OK) {
         (void)printf("%d threads, %s, %s %s\n", n_threads, dcp__isa_name(isa),
                      linear_compute(l) == COMPUTE_BF16 ? "bf16" : "f32", linear_note(l));
@@ -143,6 +144,6 @@ int main(int argc, char **argv)
     }
     if (st != DCP_OK) (void)fprintf(stderr, "%s\n", dcp_last_error());
     linear_destroy(l);
-    dcp__pool_destroy(pool);
+    dcp_pool_destroy(pool);
     return st == DCP_OK ? 0 : 1;
 }

@@ -75,7 +75,7 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static double time_run(struct dcp__pool *pool, struct job *job)
+static double time_run(struct dcp_pool *pool, struct job *job)
 {
     const double begin = dcp__now_s();
     dcp__pool_run(pool, (job->n_rows + job->chunk_rows - 1) / job->chunk_rows, run_item, job);
@@ -88,11 +88,11 @@ int main(int argc, char **argv)
     const size_t n_bytes = (size_t)(argc > 2 ? atoi(argv[2]) : 256) << 20;
     const int64_t k_wanted = argc > 3 ? atoi(argv[3]) : 1024;
     struct dcp__cpu cpu;
-    struct dcp__pool *pool;
+    struct dcp_pool *pool;
     uint8_t *w;
     float *x, *y;
     dcp__cpu_detect(&cpu);
-    if (dcp__pool_create(n_threads, &pool) != DCP_OK ||
+    if (dcp_pool_create(n_threads, 1, &pool) != DCP_OK ||
         dcp__alloc(n_bytes + 64, "weights", (void **)&w) != DCP_OK ||
         dcp__alloc((size_t)k_wanted * 8 + 4096, "x", (void **)&x) != DCP_OK ||
         dcp__alloc(n_bytes, "y", (void **)&y) != DCP_OK) {
@@ -134,6 +134,6 @@ int main(int argc, char **argv)
     dcp__free(w);
     dcp__free(x);
     dcp__free(y);
-    dcp__pool_destroy(pool);
+    dcp_pool_destroy(pool);
     return 0;
 }

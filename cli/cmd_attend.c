@@ -8,7 +8,9 @@
 #include "base/status_priv.h"
 #include "cli/common.h"
 #include "cli/json_out.h"
+#include "cli/message.h"
 #include "cli/result_file.h"
+#include "cli/table.h"
 #include "engine/safetensors_read.h"
 
 struct attend_values {
@@ -108,7 +110,14 @@ static dcp_status open_input(const struct attend_values *v, struct attend_rank *
     DCP_TRY(st_open(path, &a->file));
     DCP_TRY(st_need(a->file, path, "q", 3, &a->q));
     DCP_TRY(st_need(a->file, path, "k", 3, &a->k));
-    if (v->latent == 0) DCP_TRY(st_need(a->file, path, "v", 3, &a->v));
+    if (v->latent == 0) {
+        if (st_find(a->file, "v") == NULL)
+            return dcp__fail(DCP_ERR_FORMAT,
+                             "%s: no tensor 'v'; where v is the first D columns of k (absorbed "
+                             "MLA), give --latent D",
+                             path);
+        DCP_TRY(st_need(a->file, path, "v", 3, &a->v));
+    }
     if (st_find(a->file, "q_pos") != NULL) DCP_TRY(st_need(a->file, path, "q_pos", 1, &a->q_pos));
     if (st_find(a->file, "sink") != NULL)
         DCP_TRY(st_need(a->file, path, "sink", 1, &a->sink_tensor));
@@ -247,25 +256,28 @@ static void print_report(dcp_group *g, const struct attend_values *v, const dcp_
 {
     const int n = dcp_group_size(g);
     if (!v->json) {
-        fprintf(stderr, "attended on %d ranks (%s, %s, kernel %s), result in %s\n", n,
-                info->merge.algo_name, dcp_group_kind(g), info->kernel, v->output);
+        char a[TABLE_CELL_BYTES], b[TABLE_CELL_BYTES];
+        fprintf(stderr, "attended on %d rank%s (%s, %s), result in %s\nkernel %s\n", n,
+                message_s(n), info->algo_name, dcp_group_kind(g), v->output, info->kernel);
         for (int r = 0; r < n; r++)
-            fprintf(stderr, "rank %d: %lld keys, %lld bytes\n", r, (long long)t->rank_keys[r],
-                    (long long)t->rank_bytes[r]);
-        fprintf(stderr, "workspace %lld bytes a rank, %lld bytes moved\n",
-                (long long)t->workspace_bytes, (long long)t->wire_bytes);
+            fprintf(stderr, "rank %d: %lld key%s, %s in whole pages\n", r,
+                    (long long)t->rank_keys[r], message_s(t->rank_keys[r]),
+                    table_bytes((uint64_t)t->rank_bytes[r], a));
+        fprintf(stderr, "workspace %s a rank, %s moved\n",
+                table_bytes((uint64_t)t->workspace_bytes, a),
+                table_bytes((uint64_t)t->wire_bytes, b));
         return;
     }
     struct json_out j;
     jout_begin(&j, stdout);
     jout_int(&j, "ranks", n);
-    jout_str(&j, "algo", info->merge.algo_name);
+    jout_str(&j, "algo", info->algo_name);
     jout_str(&j, "comm", dcp_group_kind(g));
     jout_str(&j, "cut", "heads");
     jout_str(&j, "kernel", info->kernel);
-    jout_int(&j, "nonfinite_values", stats->merge.nonfinite_values);
-    jout_int(&j, "lse_bad", stats->merge.lse_bad);
-    jout_int(&j, "lse_empty", stats->merge.lse_empty);
+    jout_int(&j, "nonfinite_values", stats->nonfinite_values);
+    jout_int(&j, "lse_bad", stats->lse_bad);
+    jout_int(&j, "lse_empty", stats->lse_empty);
     jout_int(&j, "workspace_bytes", t->workspace_bytes);
     jout_int(&j, "wire_bytes", t->wire_bytes);
     jout_array(&j, "rank_keys");
@@ -281,8 +293,8 @@ static int attend_body(dcp_group *g, const struct attend_values *v, struct atten
 {
     if (!all_ranks_ok(g, open_input(v, a))) return EXIT_FAILED;
     if (!all_ranks_ok(g, read_input(g, v, a))) return EXIT_FAILED;
-    dcp_attend_stats stats = {0};
-    dcp_attend_info info = {0};
+    dcp_attend_stats stats = DCP_ATTEND_STATS_INIT;
+    dcp_attend_info info = DCP_ATTEND_INFO_INIT;
     dcp_status st = run_attend(g, v, a, &stats);
     if (st != DCP_OK) return rank_failed(g, st);
     dcp_attend_get_info(a->attend, &info);

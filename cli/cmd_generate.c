@@ -9,6 +9,7 @@
 #include "base/clock_priv.h"
 #include "base/status_priv.h"
 #include "cli/generate_report.h"
+#include "cli/message.h"
 #include "cli/model_run.h"
 #include "cli/progress.h"
 #include "cli/utf8.h"
@@ -107,7 +108,7 @@ static dcp_status say(struct speaker *s, int32_t id, bool is_last)
     if (n_fresh > 0) fwrite(fresh, 1, n_fresh, stdout);
     s->n_printed += n_fresh;
     if (is_last) putchar('\n');
-    s->is_stdout_gone = fflush(stdout) != 0;
+    s->is_stdout_gone = !flush_stdout();
     return DCP_OK;
 }
 
@@ -160,6 +161,7 @@ static dcp_status start_speaker(const struct generate_run *run, int32_t n_vocab,
                                       (float)v->min_p, (uint64_t)v->seed};
     s->run = run;
     s->n_vocab = n_vocab;
+    if (v->logits != NULL) DCP_TRY(st_writer_probe(v->logits)); /* now, not after the whole run */
     return sampler_create(&opts, n_vocab, &s->sampler);
 }
 
@@ -271,7 +273,7 @@ static int report(dcp_group *g, const struct generate_run *run, struct session *
                                           .times = o->times};
         if (run->v->json) {
             generate_report_json(&r, stdout);
-        } else {
+        } else if (!stdout_has_no_reader()) {
             generate_report_table(&r, stderr);
         }
         rc = finish_stdout(EXIT_DONE);
@@ -336,13 +338,13 @@ static dcp_status choose_context(struct generate_run *run)
     if (n == 0)
         return dcp__fail(DCP_ERR_ARG, "the prompt has no tokens; give at least one character");
     if (asked > 0 && n > asked)
-        return dcp__fail(DCP_ERR_ARG, "the prompt has %lld tokens but --context is %lld",
-                         (long long)n, (long long)asked);
+        return dcp__fail(DCP_ERR_ARG, "the prompt has %lld token%s but --context is %lld",
+                         (long long)n, message_s(n), (long long)asked);
     if (asked == 0 && trained > 0 && n > trained)
         return dcp__fail(DCP_ERR_ARG,
-                         "the prompt has %lld tokens; the model was trained for %lld (give "
+                         "the prompt has %lld token%s; the model was trained for %lld (give "
                          "--context to go beyond)",
-                         (long long)n, (long long)trained);
+                         (long long)n, message_s(n), (long long)trained);
     run->context = asked > 0 ? asked : n + run->v->max_tokens;
     if (asked == 0 && trained > 0 && run->context > trained) run->context = trained;
     return DCP_OK;

@@ -8,6 +8,7 @@
 #include "cli/common.h"
 #include "cli/json_out.h"
 #include "cli/launch.h"
+#include "cli/message.h"
 #include "cli/table.h"
 #include "cli/topology.h"
 #include "engine/kernel_list.h"
@@ -143,38 +144,64 @@ static void why_not_higher(const struct machine *m, char *buf, size_t n_bytes)
     }
 }
 
+enum { INDENT = 11 }; /* of what stands behind the heads */
+
+static void print_topology(const struct topology *t)
+{
+    char text[512], a[TABLE_CELL_BYTES], b[TABLE_CELL_BYTES], c[TABLE_CELL_BYTES];
+    if (!t->is_known) {
+        message_fold(stdout, "topology", INDENT, "not known (built without hwloc)");
+        return;
+    }
+    int n = snprintf(text, sizeof(text),
+                     "%d package%s, %d NUMA node%s, %d core%s, %d thread%s; L1d %s, L2 %s",
+                     t->packages, message_s(t->packages), t->numa_nodes, message_s(t->numa_nodes),
+                     t->cores, message_s(t->cores), t->threads, message_s(t->threads),
+                     table_bytes(t->l1d_bytes, a), table_bytes(t->l2_bytes, b));
+    if (t->l3_caches > 0)
+        snprintf(text + n, sizeof(text) - (size_t)n, ", %d L3 of %s", t->l3_caches,
+                 table_bytes(t->l3_bytes, c));
+    message_fold(stdout, "topology", INDENT, text);
+}
+
+static void print_groups(const struct machine *m)
+{
+    message_fold(stdout, "groups", INDENT, "self, threads, shm");
+    for (size_t i = 0; i < m->n_mpi; i++) {
+        char head[64];
+        snprintf(head, sizeof(head), "  mpi %s: ", m->mpi[i].name);
+        message_fold(stdout, head, INDENT, m->mpi[i].text);
+    }
+}
+
 static void print_text(const struct machine *m)
 {
     struct feature f[16];
-    char why[256], a[TABLE_CELL_BYTES], b[TABLE_CELL_BYTES], c[TABLE_CELL_BYTES];
-    const struct topology *t = &m->topology;
+    char text[512], why[256], a[TABLE_CELL_BYTES], b[TABLE_CELL_BYTES];
     const size_t n_features = features(&m->cpu, f);
-    printf("dcp-attn %s (header %s), %s, %s\n", dcp_version(), DCP_VERSION, COMPILER,
-           DCP_BUILD_TYPE);
-    printf("flags      %s\n", DCP_BUILD_FLAGS);
-    printf("CPU        %s\n", m->cpu.brand);
-    printf("features  ");
+    snprintf(text, sizeof(text), "%s (header %s), %s, %s", dcp_version(), DCP_VERSION, COMPILER,
+             DCP_BUILD_TYPE);
+    message_fold(stdout, "dcp-attn", INDENT, text);
+    message_fold(stdout, "flags", INDENT, DCP_BUILD_FLAGS);
+    message_fold(stdout, "CPU", INDENT, m->cpu.brand);
+    size_t n = 0;
+    text[0] = '\0';
     for (size_t i = 0; i < n_features; i++)
-        if (f[i].is_there) printf(" %s", f[i].name);
-    printf("\nCPUs       %d usable (%d by affinity%s)\n", m->n_usable, m->n_affinity,
-           m->n_usable < m->n_affinity ? ", fewer by the cgroup's quota" : "");
-    if (t->is_known) {
-        printf("topology   %d packages, %d NUMA nodes, %d cores, %d threads; L1d %s, L2 %s",
-               t->packages, t->numa_nodes, t->cores, t->threads, table_bytes(t->l1d_bytes, a),
-               table_bytes(t->l2_bytes, b));
-        if (t->l3_caches > 0) printf(", %d L3 of %s", t->l3_caches, table_bytes(t->l3_bytes, c));
-        putchar('\n');
-    } else {
-        printf("topology   not known (built without hwloc)\n");
-    }
-    printf("memory     %s, %s available; transparent huge pages: %s\n",
-           table_bytes(m->memory_bytes, a), table_bytes(m->available_bytes, b), m->huge_pages);
+        if (f[i].is_there)
+            n += (size_t)snprintf(text + n, sizeof(text) - n, "%s%s", n > 0 ? " " : "", f[i].name);
+    message_fold(stdout, "features", INDENT, text);
+    snprintf(text, sizeof(text), "%d usable (%d by affinity%s)", m->n_usable, m->n_affinity,
+             m->n_usable < m->n_affinity ? ", fewer by the cgroup's quota" : "");
+    message_fold(stdout, "CPUs", INDENT, text);
+    print_topology(&m->topology);
+    snprintf(text, sizeof(text), "%s, %s available; transparent huge pages: %s",
+             table_bytes(m->memory_bytes, a), table_bytes(m->available_bytes, b), m->huge_pages);
+    message_fold(stdout, "memory", INDENT, text);
     why_not_higher(m, why, sizeof(why));
-    printf("level      %s%s%s%s\n", dcp__isa_name(m->isa), why[0] ? " (not higher: " : "", why,
-           why[0] ? ")" : "");
-    printf("groups     self, threads, shm\n");
-    for (size_t i = 0; i < m->n_mpi; i++)
-        printf("           mpi %s: %s\n", m->mpi[i].name, m->mpi[i].text);
+    snprintf(text, sizeof(text), "%s%s%s%s", dcp__isa_name(m->isa), why[0] ? " (not higher: " : "",
+             why, why[0] ? ")" : "");
+    message_fold(stdout, "level", INDENT, text);
+    print_groups(m);
     printf("kernels\n");
     for (size_t i = 0; i < m->n_kernels; i++)
         printf("  %-10s %-14s %s\n", m->kernels[i].family, m->kernels[i].types, m->kernels[i].name);
@@ -268,6 +295,10 @@ int cmd_info(int argc, char **argv)
     struct machine m;
     int n_operands, rc;
     if (!command_parse(&info_command, argc, argv, &v, &n_operands, &rc)) return rc;
+    if (!launch_mpi_env_is_first()) return EXIT_DONE; /* it has no ranks: one speaks */
+    char refusal[256];
+    if (!isa_is_there(v.isa, refusal, sizeof(refusal)))
+        return usage_error(&info_command, "%s", refusal);
     if (look(&v, &m) != DCP_OK) return failed();
     if (v.json) {
         print_json(&m);

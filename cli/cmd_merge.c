@@ -7,7 +7,10 @@
 #include "base/status_priv.h"
 #include "cli/common.h"
 #include "cli/json_out.h"
+#include "cli/merge_compare.h"
+#include "cli/message.h"
 #include "cli/result_file.h"
+#include "cli/table.h"
 #include "engine/safetensors_read.h"
 
 #define CUT_CHOICES "heads|tokens|none"
@@ -17,7 +20,8 @@ struct merge_values {
     int lse_base; /* -1 = not given */
     int cut, algo, nonfinite, out_dtype, wire_dtype;
     uint64_t memory;
-    const char *sink, *output;
+    const char *sink, *output, *compare;
+    double rtol, atol; /* < 0: of the types */
     bool json;
     char **files; /* one per rank */
     int n_files;
@@ -26,7 +30,14 @@ struct merge_values {
 #define AT(field) offsetof(struct merge_values, field)
 static const struct option_def merge_options[] = {
     {"lse-base", 0, OPT_ENUM, AT(lse_base), NULL, 0, 0, "e|2", "base of the LSEs (required)"},
-    {"output", 'o', OPT_STRING, AT(output), "FILE", 0, 0, NULL, "where the result goes (required)"},
+    {"output", 'o', OPT_STRING, AT(output), "FILE", 0, 0, NULL,
+     "where the result goes (required without --compare)"},
+    {"compare", 0, OPT_STRING, AT(compare), "FILE", 0, 0, NULL,
+     "a result to compare with: where and why it differs; exit 1 if it does"},
+    {"rtol", 0, OPT_FLOAT, AT(rtol), "X", 0, 1e30, NULL,
+     "of --compare: relative tolerance (default: f32 1e-5, bf16 2^-7, f16 2^-10)"},
+    {"atol", 0, OPT_FLOAT, AT(atol), "X", 0, 1e30, NULL,
+     "of --compare: absolute (default rtol times the largest value of the row)"},
     {"cut", 0, OPT_ENUM, AT(cut), NULL, 0, 0, CUT_CHOICES,
      "how the ranks share the merging (default heads)"},
     {"algo", 0, OPT_ENUM, AT(algo), NULL, 0, 0, ALGO_CHOICES, "merge algorithm (default auto)"},
@@ -183,18 +194,22 @@ static dcp_status read_input(dcp_group *g, const struct merge_values *v, struct 
 }
 
 static void print_report(dcp_group *g, const struct merge_values *v, const dcp_merge_info *info,
-                         const dcp_merge_stats *stats, int64_t workspace_bytes, int64_t wire_bytes)
+                         const dcp_merge_stats *stats, int64_t workspace_bytes, int64_t wire_bytes,
+                         const struct compare_report *compared)
 {
-    char cut[16];
+    char cut[16], a[TABLE_CELL_BYTES], b[TABLE_CELL_BYTES];
     options_choice(CUT_CHOICES, v->cut, cut, sizeof(cut));
     if (!v->json) {
         fprintf(stderr,
-                "merged %d partials (%s, %s, cut by %s) into %s\n"
-                "%lld non-finite values, %lld bad and %lld empty LSEs, workspace %lld bytes a "
-                "rank, %lld bytes moved\n",
-                dcp_group_size(g), info->algo_name, dcp_group_kind(g), cut, v->output,
-                (long long)stats->nonfinite_values, (long long)stats->lse_bad,
-                (long long)stats->lse_empty, (long long)workspace_bytes, (long long)wire_bytes);
+                "merged %d partial%s (%s, %s, cut by %s)%s%s\n"
+                "%lld non-finite value%s, %lld bad and %lld empty LSEs\n"
+                "workspace %s a rank, %s moved\n",
+                dcp_group_size(g), message_s(dcp_group_size(g)), info->algo_name, dcp_group_kind(g),
+                cut, v->output != NULL ? " into " : "", v->output != NULL ? v->output : "",
+                (long long)stats->nonfinite_values, message_s(stats->nonfinite_values),
+                (long long)stats->lse_bad, (long long)stats->lse_empty,
+                table_bytes((uint64_t)workspace_bytes, a), table_bytes((uint64_t)wire_bytes, b));
+        if (v->compare != NULL) compare_print(compared, stdout);
         return;
     }
     struct json_out j;
@@ -208,6 +223,7 @@ static void print_report(dcp_group *g, const struct merge_values *v, const dcp_m
     jout_int(&j, "lse_empty", stats->lse_empty);
     jout_int(&j, "workspace_bytes", workspace_bytes);
     jout_int(&j, "wire_bytes", wire_bytes);
+    if (v->compare != NULL) compare_json(compared, &j, "compare");
     jout_end(&j);
 }
 
@@ -274,12 +290,29 @@ static int merge_body(dcp_group *g, const struct merge_values *v, struct merge_r
                                .dtype = merged_type,
                                .out = m->merged,
                                .lse = m->merged_lse};
-    const int rc = result_write(g, v->output, &res);
-    if (rc == EXIT_DONE && dcp_group_rank(g) == 0) {
-        print_report(g, v, &info, &stats, workspace_bytes, wire_bytes);
-        return finish_stdout(EXIT_DONE);
+    int rc = v->output != NULL ? result_write(g, v->output, &res) : EXIT_DONE;
+    struct compare_report compared = {.is_within = true};
+    if (rc == EXIT_DONE && v->compare != NULL) {
+        const struct compare_input in = {.path = v->compare,
+                                         .rtol = v->rtol,
+                                         .atol = v->atol,
+                                         .files = v->files,
+                                         .sink = m->sink,
+                                         .base = (dcp_lse_base)(v->lse_base + 1),
+                                         .cut = res.cut,
+                                         .n_tokens = res.n_tokens,
+                                         .n_heads = res.n_heads,
+                                         .dim = res.dim,
+                                         .dtype = merged_type,
+                                         .merged = m->merged,
+                                         .merged_lse = m->merged_lse};
+        rc = merge_compare(g, &in, &compared);
     }
-    return rc;
+    if (rc != EXIT_DONE) return rc;
+    rc = compared.is_within ? EXIT_DONE : EXIT_FAILED;
+    if (dcp_group_rank(g) != 0) return rc;
+    print_report(g, v, &info, &stats, workspace_bytes, wire_bytes, &compared);
+    return finish_stdout(rc);
 }
 
 static int merge_rank_main(dcp_group *g, void *ctx)
@@ -300,13 +333,14 @@ static int merge_rank_main(dcp_group *g, void *ctx)
 
 int cmd_merge(int argc, char **argv)
 {
-    struct merge_values v = {.lse_base = -1};
+    struct merge_values v = {.lse_base = -1, .rtol = -1, .atol = -1};
     int rc;
     if (!command_parse(&merge_command, argc, argv, &v, &v.n_files, &rc)) return rc;
     if (v.lse_base < 0)
         return usage_error(&merge_command, "--lse-base e or --lse-base 2 must be given: a wrong "
                                            "base gives wrong results and no error");
-    if (v.output == NULL) return usage_error(&merge_command, "-o FILE must be given");
+    if (v.output == NULL && v.compare == NULL)
+        return usage_error(&merge_command, "-o FILE must be given, or --compare FILE");
     v.files = argv;
     return run_on_ranks(&v.rank, v.n_files, merge_rank_main, &v);
 }

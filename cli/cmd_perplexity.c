@@ -6,8 +6,10 @@
 #include "base/alloc_priv.h"
 #include "base/status_priv.h"
 #include "cli/json_out.h"
+#include "cli/message.h"
 #include "cli/model_run.h"
 #include "cli/progress.h"
+#include "cli/utf8.h"
 
 struct perplexity_values {
     struct model_opts run;
@@ -90,10 +92,10 @@ static void print_result(const struct perplexity_run *run, const double *nll)
         const int32_t id = run->ids.ids[i + 1];
         if (tokenizer_piece(run->model.tokenizer, id, &piece, &n_bytes) != DCP_OK) n_bytes = 0;
         printf("%6zu  %8d  %9.5f  ", i + 1, id, nll[i]);
-        for (size_t b = 0; b < n_bytes; b++) putchar(piece[b] == '\n' ? ' ' : piece[b]);
+        utf8_print_escaped(stdout, piece, n_bytes);
         putchar('\n');
     }
-    printf("perplexity %.5f over %zu tokens\n", perplexity, n);
+    printf("perplexity %.5f over %zu token%s\n", perplexity, n, message_s((int64_t)n));
 }
 
 static int perplexity_rank_main(dcp_group *g, void *ctx)
@@ -143,11 +145,11 @@ int cmd_perplexity(int argc, char **argv)
     dcp_status st = model_open(v.run.model, &run.model);
     if (st == DCP_OK) st = tokenizer_encode(run.model.tokenizer, text, n_bytes, flags, &run.ids);
     if (st == DCP_OK && run.ids.n < 2)
-        st = dcp__fail(DCP_ERR_ARG, "the text has %zu tokens; perplexity needs at least 2",
-                       run.ids.n);
+        st = dcp__fail(DCP_ERR_ARG, "the text has %zu token%s; perplexity needs at least 2",
+                       run.ids.n, message_s((int64_t)run.ids.n));
     if (st == DCP_OK && v.run.context > 0 && (uint64_t)v.run.context < run.ids.n)
-        st = dcp__fail(DCP_ERR_ARG, "the text has %zu tokens but --context is %lld", run.ids.n,
-                       (long long)v.run.context);
+        st = dcp__fail(DCP_ERR_ARG, "the text has %zu token%s but --context is %lld", run.ids.n,
+                       message_s((int64_t)run.ids.n), (long long)v.run.context);
     rc = st == DCP_OK ? run_on_ranks(&v.run.rank, v.run.rank.ranks, perplexity_rank_main, &run)
                       : failed();
     token_list_free(&run.ids);

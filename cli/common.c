@@ -2,13 +2,18 @@
 #include "cli/common.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "base/alloc_priv.h"
+#include "base/cpu_priv.h"
 #include "base/status_priv.h"
 #include "cli/launch.h"
+#include "cli/message.h"
 
 bool command_parse(const struct command_def *cmd, int argc, char **argv, void *values,
                    int *n_operands_out, int *exit_code_out)
@@ -18,7 +23,7 @@ bool command_parse(const struct command_def *cmd, int argc, char **argv, void *v
     case OPTIONS_RUN:
         return true;
     case OPTIONS_HELP:
-        options_help(cmd, stdout);
+        if (launch_mpi_env_is_first()) options_help(cmd, stdout);
         *exit_code_out = finish_stdout(EXIT_DONE);
         return false;
     default:
@@ -34,19 +39,40 @@ int usage_error(const struct command_def *cmd, const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
-    fprintf(stderr, "dcp-attn %s: %s\n", cmd->name, text);
+    if (launch_mpi_env_is_first()) fprintf(stderr, "dcp-attn %s: %s\n", cmd->name, text);
     return EXIT_USAGE;
 }
 
 int failed(void)
 {
-    fprintf(stderr, "dcp-attn: %s\n", dcp_last_error());
+    if (!launch_mpi_env_is_first()) {
+        /* Most failures are rank 0's too; its exit ends the world. */
+        const struct timespec pause = {.tv_sec = 0, .tv_nsec = 500000000};
+        (void)nanosleep(&pause, NULL);
+    }
+    fprintf(stderr, "dcp-attn: %s\n", message_plain(dcp_last_error()));
     return EXIT_FAILED;
+}
+
+bool isa_is_there(int isa, char *text_out, size_t n_bytes)
+{
+    struct dcp__cpu cpu;
+    dcp__cpu_detect(&cpu);
+    const dcp_isa best = dcp__cpu_best_isa(&cpu);
+    if (isa == 0 || (dcp_isa)isa <= best) return true;
+    snprintf(text_out, n_bytes, "--isa %s: the highest level of this CPU is %s (%s)",
+             dcp__isa_name((dcp_isa)isa), dcp__isa_name(best), cpu.why_not_higher);
+    return false;
 }
 
 int run_on_ranks(const struct rank_opts *opts, int64_t n_ranks, int (*fn)(dcp_group *, void *),
                  void *ctx)
 {
+    char refusal[256];
+    if (!isa_is_there(opts->isa, refusal, sizeof(refusal))) {
+        if (launch_mpi_env_is_first()) fprintf(stderr, "dcp-attn: %s\n", refusal);
+        return EXIT_USAGE;
+    }
     char comm[16], isa[16];
     /* Every rank and every layer below reads the level from the environment. */
     if (opts->isa != 0) setenv("DCP_ATTN_ISA", options_choice(ISA_CHOICES, opts->isa, isa, 16), 1);
@@ -68,17 +94,26 @@ bool all_ranks_ok(dcp_group *g, dcp_status local)
     const int n = dcp_group_size(g);
     struct outcome mine = {(int32_t)local, ""};
     struct outcome *all = NULL;
+    char text[1000] = "";
     if (local != DCP_OK) {
-        snprintf(mine.text, sizeof(mine.text), "%s", dcp_last_error());
-        launch_tell(g, local, dcp_last_error());
+        snprintf(text, sizeof(text), "%s", dcp_last_error());
+        snprintf(mine.text, sizeof(mine.text), "%.251s", text);
     }
     dcp_status st = dcp__alloc_array((size_t)n, sizeof(*all), "outcomes of ranks", (void **)&all);
     if (st == DCP_OK) st = dcp_group_allgather(g, &mine, sizeof(mine), all);
     bool ok = local == DCP_OK;
-    if (st != DCP_OK) {
-        if (ok) rank_failed(g, st);
-        ok = false;
+    if (st != DCP_OK && ok) {
+        rank_failed(g, st);
+    } else if (!ok) {
+        /* What several ranks would say, the first of them says. */
+        int first = 0;
+        while (st == DCP_OK && first < dcp_group_rank(g) &&
+               (all[first].status != mine.status || strcmp(all[first].text, mine.text) != 0)) {
+            first++;
+        }
+        if (st != DCP_OK || first == dcp_group_rank(g)) launch_tell(g, local, text);
     }
+    ok = ok && st == DCP_OK;
     for (int r = 0; ok && r < n; r++) ok = all[r].status == DCP_OK;
     dcp__free(all);
     return ok;
@@ -117,7 +152,7 @@ dcp_status read_file(const char *path, char **bytes_out, size_t *n_bytes_out)
 {
     const bool is_stdin = strcmp(path, "-") == 0;
     FILE *f = is_stdin ? stdin : fopen(path, "rb");
-    if (f == NULL) return dcp__fail(DCP_ERR_SYS, "%s: %s", path, strerror(errno));
+    if (f == NULL) return dcp__fail(DCP_ERR_SYS, "cannot open '%s': %s", path, strerror(errno));
     dcp_status st = DCP_OK;
     char *bytes = NULL;
     size_t n = 0, room = 0;
@@ -149,11 +184,47 @@ dcp_status read_file(const char *path, char **bytes_out, size_t *n_bytes_out)
     return DCP_OK;
 }
 
-int finish_stdout(int exit_code)
+/* --- standard output --- */
+
+static bool is_lost;
+static int lost_errno; /* why; 0 = not known */
+
+void begin_stdout(void)
+{
+    static char buffer[1 << 16];
+    (void)setvbuf(stdout, buffer, _IOFBF, sizeof(buffer));
+}
+
+/* A write in the midst of printing has failed and its cause is gone: ask the descriptor. */
+static int ask_cause(void)
+{
+    struct pollfd p = {.fd = STDOUT_FILENO, .events = POLLOUT};
+    if (poll(&p, 1, 0) == 1 && (p.revents & (POLLERR | POLLHUP)) != 0) return EPIPE;
+    errno = 0;
+    return write(STDOUT_FILENO, "\n", 1) < 0 ? errno : 0;
+}
+
+bool flush_stdout(void)
 {
     errno = 0;
-    if (fflush(stdout) == 0 && !ferror(stdout)) return exit_code;
-    fprintf(stderr, "dcp-attn: standard output: %s\n",
-            errno != 0 ? strerror(errno) : "write failed");
+    const bool has_failed = fflush(stdout) != 0;
+    const int cause = errno;
+    if ((!has_failed && !ferror(stdout)) || is_lost) return !is_lost;
+    is_lost = true;
+    lost_errno = has_failed && cause != 0 ? cause : ask_cause();
+    return false;
+}
+
+bool stdout_has_no_reader(void)
+{
+    return is_lost && lost_errno == EPIPE;
+}
+
+int finish_stdout(int exit_code)
+{
+    if (flush_stdout()) return exit_code;
+    if (!stdout_has_no_reader())
+        fprintf(stderr, "dcp-attn: standard output: %s\n",
+                lost_errno != 0 ? strerror(lost_errno) : "a write has failed");
     return EXIT_FAILED;
 }

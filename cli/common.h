@@ -53,7 +53,9 @@ struct rank_opts {
          "longest wait for another rank (default 30)"},                                            \
     {                                                                                              \
         "isa", 0, OPT_ENUM, offsetof(type, at.isa), NULL, 0, 0, ISA_CHOICES,                       \
-            "highest instruction-set level to use (default auto: the CPU's)"                       \
+            "highest instruction-set level to use; one that the CPU lacks is refused (default "    \
+            "auto: "                                                                               \
+            "the CPU's; amx has no kernels of its own yet)"                                        \
     }
 
 /* --- a command's frame --- */
@@ -61,11 +63,15 @@ struct rank_opts {
  * are left at the front of argv. */
 bool command_parse(const struct command_def *cmd, int argc, char **argv, void *values,
                    int *n_operands_out, int *exit_code_out);
-/* A usage error found after parsing: prints it, returns EXIT_USAGE. */
+/* A usage error found after parsing: prints it (under an MPI launcher rank 0 does), returns
+ * EXIT_USAGE. */
 int usage_error(const struct command_def *cmd, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
-/* Prints this thread's last error; returns EXIT_FAILED. */
+/* Prints this thread's last error; returns EXIT_FAILED. Under an MPI launcher rank 0 comes first. */
 int failed(void);
+
+/* False, and why, where the CPU lacks the level isa (index in ISA_CHOICES). */
+bool isa_is_there(int isa, char *text_out, size_t n_bytes);
 
 /* --- ranks --- */
 /* Run fn on n_ranks ranks (0 = what the launcher or one says); the exit code of the command. */
@@ -83,11 +89,20 @@ dcp_status sum_and_max(dcp_group *g, int64_t value, int64_t *sum_out, int64_t *m
 /* The whole of a file, byte for byte, NUL after the end; "-" is standard input. *bytes_out is freed
  * with free. */
 dcp_status read_file(const char *path, char **bytes_out, size_t *n_bytes_out);
-/* Flushes stdout; EXIT_FAILED with a message if anything written to it got lost, else exit_code. */
+/* Flushes stdout; EXIT_FAILED with a message if anything written to it got lost (without one if the
+ * reader of a pipe has closed it), else exit_code. */
 int finish_stdout(int exit_code);
+/* Flushes stdout in the middle; false once anything got lost. */
+bool flush_stdout(void);
+/* All of stdout in large pieces, so that a failing write tells its cause. Call before any output. */
+void begin_stdout(void);
+/* True if what got lost did because the reader of a pipe has closed it. */
+bool stdout_has_no_reader(void);
 
 /* --- commands --- */
 int cmd_attend(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
+int bench_generate(int argc, char **argv); /* dcp-attn bench generate */
 int cmd_generate(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 int cmd_merge(int argc, char **argv);

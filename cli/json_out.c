@@ -65,7 +65,6 @@ void jout_end(struct json_out *j)
 {
     close_level(j, '}');
     putc('\n', j->to);
-    fflush(j->to);
 }
 
 void jout_object(struct json_out *j, const char *key)
@@ -110,6 +109,12 @@ void jout_bool(struct json_out *j, const char *key, bool value)
 {
     put_key(j, key);
     fputs(value ? "true" : "false", j->to);
+}
+
+void jout_null(struct json_out *j, const char *key)
+{
+    put_key(j, key);
+    fputs("null", j->to);
 }
 
 void jout_bytes(struct json_out *j, const char *key, const char *bytes, size_t n_bytes)

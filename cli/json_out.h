@@ -19,7 +19,7 @@ struct json_out {
 };
 
 void jout_begin(struct json_out *j, FILE *to); /* opens the object */
-void jout_end(struct json_out *j);             /* closes it, newline, flush */
+void jout_end(struct json_out *j);             /* closes it, newline */
 void jout_object(struct json_out *j, const char *key);
 void jout_object_end(struct json_out *j);
 void jout_array(struct json_out *j, const char *key);
@@ -27,6 +27,7 @@ void jout_array_end(struct json_out *j);
 void jout_int(struct json_out *j, const char *key, int64_t value);
 void jout_num(struct json_out *j, const char *key, double value);
 void jout_bool(struct json_out *j, const char *key, bool value);
+void jout_null(struct json_out *j, const char *key);
 void jout_str(struct json_out *j, const char *key, const char *text);
 void jout_bytes(struct json_out *j, const char *key, const char *bytes, size_t n_bytes);
 void jout_ints32(struct json_out *j, const char *key, const int32_t *values, size_t n);

@@ -11,6 +11,7 @@
 
 #include "base/status_priv.h"
 #include "cli/launch_priv.h"
+#include "cli/message.h"
 
 enum { MAX_RANKS = 4096 };
 
@@ -110,9 +111,9 @@ void launch_tell(const dcp_group *g, dcp_status st, const char *text)
         if (in_turn && is_known_to_all && rank != 0) return;
         if (in_turn) wait_for_turn(st, rank);
         if (g != NULL && dcp_group_size(g) > 1) {
-            fprintf(stderr, "dcp-attn: rank %d: %s\n", rank, text);
+            fprintf(stderr, "dcp-attn: rank %d: %s\n", rank, message_plain(text));
         } else {
-            fprintf(stderr, "dcp-attn: %s\n", text);
+            fprintf(stderr, "dcp-attn: %s\n", message_plain(text));
         }
         return;
     }
@@ -130,9 +131,9 @@ static void print_root(const struct launch_board *board)
     const struct launch_note *const note = &board->notes[root];
     /* A text of the group names its ranks itself. */
     if (board->n > 1 && !launch_is_echo(note->status)) {
-        fprintf(stderr, "dcp-attn: rank %d: %s\n", root, note->text);
+        fprintf(stderr, "dcp-attn: rank %d: %s\n", root, message_plain(note->text));
     } else {
-        fprintf(stderr, "dcp-attn: %s\n", note->text);
+        fprintf(stderr, "dcp-attn: %s\n", message_plain(note->text));
     }
 }
 
@@ -140,7 +141,7 @@ static void print_root(const struct launch_board *board)
 
 static int fail_now(void)
 {
-    fprintf(stderr, "dcp-attn: %s\n", dcp_last_error());
+    fprintf(stderr, "dcp-attn: %s\n", message_plain(dcp_last_error()));
     return 1;
 }
 

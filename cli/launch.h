@@ -29,6 +29,9 @@ int launch_run(const struct launch_opts *opts, launch_fn *fn, void *ctx);
  * itself where there is somebody to print; safe outside of launch_run, where it prints at once. */
 void launch_tell(const dcp_group *g, dcp_status st, const char *text);
 
+/* True in the process that speaks for all: rank 0 by the launcher's variables, or the only one. */
+bool launch_mpi_env_is_first(void);
+
 /* --- MPI modules, for `info` --- */
 struct launch_mpi_module {
     char name[16];   /* "openmpi" */

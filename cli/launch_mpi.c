@@ -9,6 +9,7 @@
 
 #include "base/status_priv.h"
 #include "cli/launch_priv.h"
+#include "cli/message.h"
 #include "dcpattn/mpi_module.h"
 
 static const char *const mpi_names[] = {"openmpi", "mpich"};
@@ -43,7 +44,8 @@ bool launch_mpi_env(const char **name_out, int *size_out)
 
 bool launch_mpi_env_is_first(void)
 {
-    return env_int("OMPI_COMM_WORLD_RANK") == 0 && env_int("PMI_RANK") == 0;
+    return env_int("OMPI_COMM_WORLD_RANK") == 0 && env_int("PMI_RANK") == 0 &&
+           env_int("PMIX_RANK") == 0;
 }
 
 /* Beside the command (a build), or where `make install` puts it. */
@@ -69,7 +71,9 @@ static bool find_module(const char *name, char *path)
     return false;
 }
 
-static dcp_status load_module(const char *name, const dcp_mpi_module **module_out)
+/* scope: RTLD_GLOBAL to use it (Open MPI opens plugins of its own that look for its symbols);
+ * RTLD_LOCAL to ask several: the symbols of one MPI must not answer for another. */
+static dcp_status load_module(const char *name, int scope, const dcp_mpi_module **module_out)
 {
     char path[PATH_BYTES];
     if (!find_module(name, path)) {
@@ -79,8 +83,7 @@ static dcp_status load_module(const char *name, const dcp_mpi_module **module_ou
             "it is built where %s's mpicc is found",
             name, name);
     }
-    /* Global: Open MPI opens plugins of its own that look for its symbols. */
-    void *const handle = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    void *const handle = dlopen(path, RTLD_NOW | scope);
     if (handle == NULL) return dcp__fail(DCP_ERR_SYS, "cannot load %s: %s", path, dlerror());
     void *const symbol = dlsym(handle, DCP_MPI_MODULE_ENTRY);
     dcp_mpi_module_entry_fn *entry;
@@ -107,10 +110,11 @@ size_t launch_list_mpi(struct launch_mpi_module *out, size_t max)
             continue;
         }
         const dcp_mpi_module *module;
-        out[n].loads = load_module(mpi_names[n], &module) == DCP_OK;
+        out[n].loads = load_module(mpi_names[n], RTLD_LOCAL, &module) == DCP_OK;
         snprintf(out[n].text, sizeof(out[n].text), "%s",
-                 out[n].loads ? module->mpi_version() : dcp_last_error());
+                 out[n].loads ? module->mpi_version() : message_plain(dcp_last_error()));
         out[n].text[strcspn(out[n].text, "\n")] = '\0';
+        for (char *tab = out[n].text; (tab = strchr(tab, '\t')) != NULL;) *tab = ' ';
     }
     return n;
 }
@@ -141,14 +145,16 @@ int launch_mpi(const struct launch_opts *opts, launch_fn *fn, void *ctx)
     const dcp_mpi_module *mpi = NULL;
     dcp_status st = DCP_OK;
     if (has_launcher) {
-        st = load_module(name, &mpi);
+        st = load_module(name, RTLD_GLOBAL, &mpi);
     } else {
-        for (int i = 0; i < N_MPI && mpi == NULL; i++) st = load_module(mpi_names[i], &mpi);
+        for (int i = 0; i < N_MPI && mpi == NULL; i++)
+            st = load_module(mpi_names[i], RTLD_GLOBAL, &mpi);
         if (mpi != NULL) st = DCP_OK;
     }
     if (st == DCP_OK) st = mpi->init();
     if (st != DCP_OK) {
-        if (launch_mpi_env_is_first()) fprintf(stderr, "dcp-attn: %s\n", dcp_last_error());
+        if (launch_mpi_env_is_first())
+            fprintf(stderr, "dcp-attn: %s\n", message_plain(dcp_last_error()));
         return 1;
     }
     const int size = mpi->world_size();
@@ -178,7 +184,8 @@ int launch_mpi(const struct launch_opts *opts, launch_fn *fn, void *ctx)
     group_opts.deadline_s = opts->deadline_s;
     dcp_group *g = NULL;
     if (mpi->create_world(&group_opts, &g) != DCP_OK) {
-        fprintf(stderr, "dcp-attn: rank %d: %s\n", mpi->world_rank(), dcp_last_error());
+        fprintf(stderr, "dcp-attn: rank %d: %s\n", mpi->world_rank(),
+                message_plain(dcp_last_error()));
         mpi->abort(1);
     }
     launch_speak_in_turn(true);

@@ -36,8 +36,6 @@ int launch_shm(const struct launch_opts *opts, int n, launch_fn *fn, void *ctx);
 /* The launcher that started this process: *name_out the MPI that its variables speak of ("openmpi",
  * "mpich"), *size_out its world (0 = not said). False: none. */
 bool launch_mpi_env(const char **name_out, int *size_out);
-/* True for the rank that speaks before MPI is up. */
-bool launch_mpi_env_is_first(void);
 int launch_mpi(const struct launch_opts *opts, launch_fn *fn, void *ctx);
 
 #endif

@@ -14,6 +14,7 @@
 
 #include "base/clock_priv.h"
 #include "cli/launch_priv.h"
+#include "cli/message.h"
 
 /* After the first failure the others learn of it in their next wait; then they are ended. */
 static const double grace_s = 3;
@@ -84,7 +85,11 @@ static void reap(struct brood *b)
         if (c->pid <= 0 || c->has_ended) continue;
         int status;
         const pid_t got = waitpid(c->pid, &status, WNOHANG | WUNTRACED | WCONTINUED);
-        if (got != c->pid) continue;
+        /* No such child: somebody else has taken its end, which then counts as a failure. */
+        if (got < 0 && errno == ECHILD)
+            status = 1 << 8;
+        else if (got != c->pid)
+            continue;
         if (WIFSTOPPED(status) || WIFCONTINUED(status)) {
             c->is_stopped = WIFSTOPPED(status);
             continue;
@@ -132,7 +137,7 @@ static void print_cause(const struct brood *b)
                                  r, (int)b->children[r].pid);
     }
     if (note != NULL && !launch_is_echo(note->status)) {
-        fprintf(stderr, "dcp-attn: rank %d: %s%s\n", root, note->text, more);
+        fprintf(stderr, "dcp-attn: rank %d: %s%s\n", root, message_plain(note->text), more);
         return;
     }
     if (b->first_dead >= 0) {
@@ -153,7 +158,7 @@ static void print_cause(const struct brood *b)
         return;
     }
     if (note != NULL)
-        fprintf(stderr, "dcp-attn: %s%s\n", note->text, more);
+        fprintf(stderr, "dcp-attn: %s%s\n", message_plain(note->text), more);
     else if (used > 0)
         fprintf(stderr, "dcp-attn: failed%s\n", more);
 }
@@ -198,7 +203,7 @@ int launch_shm(const struct launch_opts *opts, int n, launch_fn *fn, void *ctx)
         goto out;
     }
     if (dcp_shm_prepare(n, &group_opts, &b.shm) != DCP_OK) {
-        fprintf(stderr, "dcp-attn: %s\n", dcp_last_error());
+        fprintf(stderr, "dcp-attn: %s\n", message_plain(dcp_last_error()));
         goto out;
     }
     sigset_t news, mask;
@@ -208,6 +213,8 @@ int launch_shm(const struct launch_opts *opts, int n, launch_fn *fn, void *ctx)
     sigaddset(&news, SIGTERM);
     sigaddset(&news, SIGHUP);
     sigprocmask(SIG_BLOCK, &news, &mask);
+    /* Where it was ignored on entry, the kernel would bury children untold. */
+    signal(SIGCHLD, SIG_DFL);
     fflush(NULL); /* or every child prints what is buffered */
     const bool has_started = start_all(&b, &mask, fn, ctx);
     if (!has_started) end_rest(&b);

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dcp-attn: the first argument names a command, each of which is a file cmd_<name>.c. */
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/common.h"
+#include "cli/launch.h"
+#include "cli/message.h"
 
 static const struct {
     const char *name, *summary;
@@ -15,6 +19,7 @@ static const struct {
     {"tokenize", "token ids and pieces of a text", cmd_tokenize},
     {"merge", "merge dumped partial attention results, one file per rank", cmd_merge},
     {"attend", "sharded attention over dumped q, k, v", cmd_attend},
+    {"bench", "time the merge beside the published form, and a model at several depths", cmd_bench},
     {"info", "build, CPU, kernels chosen and why, topology, group backends", cmd_info},
 };
 
@@ -23,31 +28,49 @@ static void print_usage(FILE *to)
     fprintf(to, "Usage: dcp-attn COMMAND [options]\n\n"
                 "Exact attention over a KV cache that is sharded by token over ranks.\n\n"
                 "Commands:\n");
-    for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
-        fprintf(to, "  %-12s  %s\n", commands[i].name, commands[i].summary);
+    for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
+        char head[32];
+        snprintf(head, sizeof(head), "  %s", commands[i].name);
+        message_fold(to, head, 16, commands[i].summary);
+    }
     fprintf(to, "\ndcp-attn COMMAND --help says more; dcp-attn --version prints the version.\n");
+}
+
+/* A descriptor of 0, 1, 2 that is closed would be given to the next file opened, and messages would
+ * be written into that. Readers see an end; a write fails, as it would on a closed one. */
+static bool hold_standard_fds(void)
+{
+    for (int fd = 0; fd <= 2; fd++) {
+        if (fcntl(fd, F_GETFD) >= 0) continue;
+        /* The lowest free number, so fd itself; stderr has nobody to tell of its loss. */
+        if (open("/dev/null", fd == 2 ? O_WRONLY : O_RDONLY) != fd) return false;
+    }
+    return true;
 }
 
 int main(int argc, char **argv)
 {
+    if (!hold_standard_fds()) return EXIT_FAILED;
     /* A reader that closes early is a write error where we write, not a silent death. */
     signal(SIGPIPE, SIG_IGN);
+    begin_stdout();
+    const bool speaks = launch_mpi_env_is_first();
     if (argc < 2) {
-        print_usage(stderr);
+        if (speaks) print_usage(stderr);
         return EXIT_USAGE;
     }
     const char *name = argv[1];
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
-        print_usage(stdout);
+        if (speaks) print_usage(stdout);
         return finish_stdout(EXIT_DONE);
     }
     if (strcmp(name, "--version") == 0) {
-        printf("dcp-attn %s\n", dcp_version());
+        if (speaks) printf("dcp-attn %s\n", dcp_version());
         return finish_stdout(EXIT_DONE);
     }
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
         if (strcmp(name, commands[i].name) == 0) return commands[i].run(argc - 2, argv + 2);
     }
-    fprintf(stderr, "dcp-attn: '%s' is no command; see dcp-attn --help\n", name);
+    if (speaks) fprintf(stderr, "dcp-attn: '%s' is no command; see dcp-attn --help\n", name);
     return EXIT_USAGE;
 }

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/message.h"
+
 enum { NAME_MAX_BYTES = 64 };
 
 struct parse {
@@ -84,19 +86,36 @@ static bool read_number(const char *text, enum option_type type, double *value_o
     return *end == '\0';
 }
 
+/* A limit as a user would write it: sizes with the largest unit that leaves a whole number; the
+ * upper limits, round numbers of another kind, are rounded down to one. */
+static void number_text(const struct option_def *o, double v, char *buf, size_t n_bytes)
+{
+    static const char *const units[] = {"", "K", "M", "G"};
+    int u = 0;
+    if (o->type == OPT_SIZE) {
+        while (u < 3 && v >= 1024.0 && (fmod(v, 1024.0) == 0.0 || v >= 0x1p20)) {
+            v = floor(v / 1024.0);
+            u++;
+        }
+    }
+    snprintf(buf, n_bytes, "%.15g%s", v, units[u]);
+}
+
 static bool set_number(const struct parse *p, const struct option_def *o, const char *label,
                        const char *text)
 {
     double v = 0.0;
     int64_t i = 0;
     const char *kind = o->type == OPT_INT    ? "an integer"
-                       : o->type == OPT_SIZE ? "bytes, with K, M or G if wanted"
+                       : o->type == OPT_SIZE ? "bytes (K, M or G behind if wanted)"
                                              : "a number";
-    char want[160];
+    char want[160], min[32], max[32];
+    number_text(o, o->min, min, sizeof(min));
+    number_text(o, o->max, max, sizeof(max));
     if (o->max < HUGE_VAL) {
-        snprintf(want, sizeof(want), "%s from %.15g to %.15g", kind, o->min, o->max);
+        snprintf(want, sizeof(want), "%s from %s to %s", kind, min, max);
     } else {
-        snprintf(want, sizeof(want), "%s from %.15g on", kind, o->min);
+        snprintf(want, sizeof(want), "%s from %s on", kind, min);
     }
     if (!read_number(text, o->type, &v, &i) || v < o->min || v > o->max || isinf(v))
         return complain(p, label, text, want);
@@ -117,7 +136,8 @@ static bool set_value(const struct parse *p, const struct option_def *o, const c
 {
     if (o->type == OPT_ENUM) return set_enum(p, o, label, text);
     if (o->type != OPT_STRING) return set_number(p, o, label, text);
-    if (text[0] == '\0') return complain(p, label, text, "it must not be empty");
+    if (text[0] == '\0')
+        return complain(p, label, NULL, "the text is empty; at least one character is needed");
     memcpy(p->values + o->offset, &text, sizeof(text));
     return true;
 }
@@ -240,10 +260,52 @@ enum options_result options_parse(const struct command_def *cmd, int argc, char 
     return OPTIONS_RUN;
 }
 
+static void print_option(FILE *to, const char *left, const char *help)
+{
+    enum { LEFT_COLUMNS = 28, INDENT = LEFT_COLUMNS + 4 };
+    char head[192];
+    snprintf(head, sizeof(head), "  %s", left);
+    if (strlen(left) > LEFT_COLUMNS) {
+        fprintf(to, "%s\n", head);
+        head[0] = '\0';
+    }
+    message_fold(to, head, INDENT, help);
+}
+
+/* Lines of a text as paragraphs: one that begins with two spaces is an item of a list, one with more
+ * goes on with it. Line ends inside of a paragraph are spaces. */
+static void print_paragraphs(FILE *to, const char *text)
+{
+    enum { ITEM_INDENT = 14 };
+    char buf[2048];
+    while (*text != '\0') {
+        const size_t begin = strspn(text, " ");
+        size_t n = 0;
+        while (*text != '\0') {
+            const size_t len = strcspn(text, "\n"), skip = n == 0 ? 0 : strspn(text, " ");
+            if (n > 0 && (skip == 2 || (skip == 0) != (begin == 0))) break;
+            const int put = snprintf(buf + n, sizeof(buf) - n, "%s%.*s", n > 0 ? " " : "",
+                                     (int)(len - skip), text + skip);
+            n = (size_t)put < sizeof(buf) - n ? n + (size_t)put : sizeof(buf) - 1;
+            text += len;
+            if (*text == '\n') text++;
+        }
+        if (begin == 0 || n <= ITEM_INDENT) {
+            message_fold(to, "", 0, buf);
+        } else {
+            char head[ITEM_INDENT + 1];
+            snprintf(head, sizeof(head), "%.*s", ITEM_INDENT, buf);
+            message_fold(to, head, ITEM_INDENT, buf + ITEM_INDENT);
+        }
+    }
+}
+
 void options_help(const struct command_def *cmd, FILE *to)
 {
-    fprintf(to, "Usage: dcp-attn %s [options]%s%s\n\n%s\n\nOptions:\n", cmd->name,
-            cmd->operands[0] ? " " : "", cmd->operands, cmd->summary);
+    fprintf(to, "Usage: dcp-attn %s [options]%s%s\n\n", cmd->name, cmd->operands[0] ? " " : "",
+            cmd->operands);
+    print_paragraphs(to, cmd->summary);
+    fputs("\nOptions:\n", to);
     for (size_t i = 0; i < cmd->n_options; i++) {
         const struct option_def *o = &cmd->options[i];
         char left[160];
@@ -253,14 +315,14 @@ void options_help(const struct command_def *cmd, FILE *to)
                  o->type == OPT_FLAG   ? ""
                  : o->type == OPT_ENUM ? o->choices
                                        : o->metavar);
-        if (strlen(left) > 28) {
-            fprintf(to, "  %s\n  %-28s  %s\n", left, "", o->help);
-        } else {
-            fprintf(to, "  %-28s  %s\n", left, o->help);
-        }
+        print_option(to, left, o->help);
     }
-    fprintf(to, "  %-28s  %s\n", "-h, --help", "this text");
-    fprintf(to, "\nA long option can also be given in the environment: --kv-dtype as "
-                "DCP_ATTN_KV_DTYPE.\nThe flag wins. Flags without a value take 0 or 1 there.\n");
-    if (cmd->notes != NULL) fprintf(to, "\n%s", cmd->notes);
+    print_option(to, "-h, --help", "this text");
+    fprintf(to, "\nA long option can also be given in the environment: --kv-dtype as\n"
+                "DCP_ATTN_KV_DTYPE. The flag wins. Flags without a value take 0 or 1 there; a\n"
+                "DCP_ATTN_ name that the command does not know is ignored.\n");
+    if (cmd->notes != NULL) {
+        putc('\n', to);
+        print_paragraphs(to, cmd->notes);
+    }
 }

@@ -28,6 +28,6 @@ const char *table_bytes(uint64_t n_bytes, char *buf)
         v /= 1024.0;
         u++;
     }
-    snprintf(buf, TABLE_CELL_BYTES, u == 0 ? "%.0f %s" : "%.1f %s", v, units[u]);
+    snprintf(buf, TABLE_CELL_BYTES, u == 0 || v >= 99.95 ? "%.0f %s" : "%.1f %s", v, units[u]);
     return buf;
 }

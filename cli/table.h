@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-enum { TABLE_MAX_COLUMNS = 12, TABLE_CELL_BYTES = 24 };
+enum { TABLE_MAX_COLUMNS = 16, TABLE_CELL_BYTES = 24 };
 
 /* Prints rows cells at a time, columns as wide as their widest cell, numbers to the right. cells
  * is [n_rows][n_columns]; row 0 is the heading. */

@@ -57,3 +57,29 @@ size_t utf8_incomplete_tail(const char *s, size_t n_bytes)
     }
     return 0;
 }
+
+bool utf8_is_valid(const char *s, size_t n_bytes)
+{
+    bool valid = true;
+    for (size_t i = 0; i < n_bytes && valid;) i += utf8_next(s + i, n_bytes - i, &valid);
+    return valid;
+}
+
+void utf8_print_escaped(FILE *to, const char *s, size_t n_bytes)
+{
+    for (size_t i = 0; i < n_bytes;) {
+        bool valid;
+        const size_t n = utf8_next(s + i, n_bytes - i, &valid);
+        const unsigned char c = (unsigned char)s[i];
+        if (c == '\\' || c == '"') {
+            fprintf(to, "\\%c", c);
+        } else if (c == '\n') {
+            fputs("\\n", to);
+        } else if (!valid || c < 0x20 || c == 0x7F) {
+            for (size_t k = 0; k < n; k++) fprintf(to, "\\x%02x", (unsigned char)s[i + k]);
+        } else {
+            fwrite(s + i, 1, n, to);
+        }
+        i += n;
+    }
+}

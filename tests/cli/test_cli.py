@@ -1,15 +1,22 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The command as a user meets it: exit codes, messages, help, environment. Usage: test_cli.py PATH/TO/dcp-attn [unittest options]"""
-import json, os, re, shutil, subprocess, sys, tempfile, unittest
+import json, os, re, shutil, stat, struct, subprocess, sys, tempfile, unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 GOLDEN = os.path.join(ROOT, "tests", "golden")
 EXE = os.path.abspath(sys.argv.pop(1)) if len(sys.argv) > 1 else os.path.join(ROOT, "build", "dcp-attn")
-COMMANDS = ["generate", "perplexity", "tokenize", "merge", "attend", "info"]
+COMMANDS = ["generate", "perplexity", "tokenize", "merge", "attend", "bench merge", "bench generate", "info"]
 TWO = os.path.join(GOLDEN, "merge", "two-ranks")
 TWO_FILES = [os.path.join(TWO, f"rank{r}.safetensors") for r in range(2)]
+
+import bench_cases
+bench_cases.EXE = EXE
+from bench_cases import Bench, Compare  # noqa: run here too
+import output_cases
+output_cases.EXE = EXE
+from output_cases import Install, ModelOutput, Output  # noqa: run here too
 
 
 def run(*args, env=None, timeout=60):
@@ -43,8 +50,8 @@ class Usage(unittest.TestCase):
 
     def test_unknown_options(self):
         for c in COMMANDS:
-            self.refused([c, "--frob"], c, "--frob", "no such option")
-            self.refused([c, "-Z"], c, "-Z")
+            self.refused([*c.split(), "--frob"], c, "--frob", "no such option")
+            self.refused([*c.split(), "-Z"], c, "-Z")
 
     def test_extra_arguments(self):
         for c in ("generate", "perplexity", "tokenize", "info"):
@@ -53,7 +60,7 @@ class Usage(unittest.TestCase):
 
     def test_missing(self):
         self.refused(["merge", "--lse-base", "e", "-o", "x"], "FILE")
-        self.refused(["merge", "--lse-base", "e", *TWO_FILES], "-o")
+        self.refused(["merge", "--lse-base", "e", *TWO_FILES], "-o", "--compare")
         self.refused(["merge", "-o", "x", *TWO_FILES], "--lse-base")
         self.refused(["attend", "-o", "x"], "FILE")
         self.refused(["generate", "-p", "x"], "-m")
@@ -82,6 +89,126 @@ class Usage(unittest.TestCase):
         self.refused(["generate", "-m", "x", "-p", "y", "--raw", "--system", "z"], "--system", "--raw")
 
 
+class Surroundings(unittest.TestCase):
+    """What the command was started with: streams, signals, and files that are no files."""
+
+    def setUp(self):
+        self.dir = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.dir)
+        self.out = os.path.join(self.dir, "out")
+
+    def merge(self, out, *more, **how):
+        return subprocess.run([EXE, "merge", "--lse-base", "e", "-o", out, *more, *TWO_FILES], capture_output=True, text=True, timeout=60, **how)
+
+    def shell(self, script, *args):
+        p = subprocess.run(["sh", "-c", script, "sh", EXE, *args], capture_output=True, text=True, timeout=60)
+        return p.returncode, p.stdout, p.stderr
+
+    def test_closed_streams(self):
+        args = ["merge", "--lse-base", "e", "-o", self.out, "--json", *TWO_FILES]
+        for closed in ("<&-", "2>&-", "<&- 2>&-"):
+            rc, out, _ = self.shell(f'"$@" {closed}', *args)
+            self.assertEqual(rc, 0, closed)
+            self.assertEqual(json.loads(out)["ranks"], 2)
+        for closed in (">&-", "<&- >&-"):
+            rc, _, err = self.shell(f'"$@" {closed}', *args)
+            self.assertEqual(rc, 1, closed)
+            self.assertIn("standard output", err)
+        self.assertEqual(self.shell('"$@" <&- >&- 2>&-', *args)[0], 1)
+
+    def test_ignored_children(self):
+        rc, _, err = self.shell("trap '' CHLD; exec \"$@\"", "merge", "--lse-base", "e", "-o", self.out, *TWO_FILES)
+        self.assertEqual(rc, 0, err)
+
+    def test_output_is_a_fifo(self):
+        os.mkfifo(self.out)
+        reader = os.open(self.out, os.O_RDONLY | os.O_NONBLOCK)
+        p = self.merge(self.out)
+        got = os.read(reader, 1 << 20)
+        os.close(reader)
+        self.assertEqual(p.returncode, 0, p.stderr)
+        self.assertTrue(stat.S_ISFIFO(os.lstat(self.out).st_mode))
+        self.assertEqual(got[8:9], b"{")
+
+    def test_output_is_a_device(self):
+        try:
+            os.mknod(self.out, stat.S_IFCHR | 0o600, os.makedev(1, 3))  # a null device of the test's own
+            os.close(os.open(self.out, os.O_WRONLY))
+        except PermissionError:
+            self.skipTest("no device can be made and opened here")
+        p = self.merge(self.out)
+        self.assertEqual(p.returncode, 0, p.stderr)
+        self.assertTrue(stat.S_ISCHR(os.lstat(self.out).st_mode))
+        os.unlink(self.out)
+        os.mknod(self.out, stat.S_IFCHR | 0o600, os.makedev(1, 7))  # always full
+        p = self.merge(self.out)
+        self.assertEqual(p.returncode, 1)
+        self.assertIn("No space left", p.stderr)
+        self.assertTrue(stat.S_ISCHR(os.lstat(self.out).st_mode))
+
+    def test_output_is_a_link_or_folder(self):
+        os.symlink("real", self.out)
+        self.assertEqual(self.merge(self.out).returncode, 0)
+        self.assertTrue(os.path.islink(self.out))
+        self.assertEqual(sorted(os.listdir(self.dir)), ["out", "real"])
+        p = self.merge(self.dir)
+        self.assertEqual(p.returncode, 1)
+        self.assertIn("a directory", p.stderr)
+
+    def test_input_is_a_fifo(self):
+        fifo = os.path.join(self.dir, "fifo")
+        os.mkfifo(fifo)
+        for args in (["merge", "--lse-base", "e", "-o", self.out, TWO_FILES[0], fifo], ["attend", "-o", self.out, fifo],
+                     ["tokenize", "-m", fifo, "-p", "x"]):
+            rc, _, err = run(*args, timeout=20)
+            self.assertEqual(rc, 1, err)
+            self.assertIn("not a regular file", err)
+        self.assertFalse(os.path.exists(self.out))
+
+    def test_names(self):
+        for args in (["merge", "--lse-base", "e", "-o", self.out, "", ""], ["attend", "-o", self.out, ""]):
+            self.assertIn("cannot open ''", run(*args)[2])
+
+    def test_types(self):
+        path = os.path.join(self.dir, "in")
+        kinds = {"out": ("F32", [1, 2, 4], 32), "lse": ("F32", [1, 2], 8), "kv_len": ("F32", [1], 4), "sink": ("I64", [2], 16)}
+        header, at = {}, 0
+        for name, (kind, shape, n) in kinds.items():
+            header[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, at + n]}
+            at += n
+        text = json.dumps(header).encode()
+        with open(path, "wb") as f:
+            f.write(struct.pack("<Q", len(text)) + text + bytes(at))
+        rc, _, err = run("merge", "--lse-base", "e", "-o", self.out, path)
+        self.assertEqual(rc, 1)
+        self.assertIn(path, err)
+        self.assertIn("kv_len", err)
+
+    def test_common_cause(self):
+        """What every rank of an MPI world finds is said once."""
+        here = os.path.dirname(EXE)
+        for name, mpirun in (("openmpi", ["mpirun.openmpi", "--oversubscribe"]), ("mpich", ["mpirun.mpich"])):
+            if not shutil.which(mpirun[0]) or not os.path.exists(os.path.join(here, f"libdcpattn_mpi_{name}.so")):
+                continue
+            env = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+            missing = os.path.join(self.dir, "missing")
+            p = subprocess.run([*mpirun, "-n", "3", EXE, "merge", "--lse-base", "e", "-o", self.out, *[missing] * 3], capture_output=True,
+                               text=True, timeout=60, env=env)
+            self.assertNotEqual(p.returncode, 0)
+            self.assertEqual(p.stderr.count("cannot open"), 1, p.stderr)
+
+    def test_fault_point(self):
+        rc, _, err = run("merge", "--lse-base", "e", "-o", self.out, *TWO_FILES, env={"DCP_ATTN_FAULT": "kill:mergers:0"})
+        self.assertEqual(rc, 1)
+        self.assertIn('"mergers"', err)
+        self.assertIn(" merge ", err)
+
+    def test_many_ranks(self):
+        for n in (64, 300):
+            rc, _, err = run("merge", "--comm", "shm", "--lse-base", "e", "-o", self.out, *(TWO_FILES * (n // 2)))
+            self.assertEqual(rc, 0, err)
+
+
 def readme():
     with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
         return f.read()
@@ -89,7 +216,7 @@ def readme():
 
 class Help(unittest.TestCase):
     def options(self, command):
-        rc, out, err = run(command, "--help")
+        rc, out, err = run(*command.split(), "--help")
         self.assertEqual((rc, err), (0, ""))
         return re.findall(r"^  (?:-\w, |    )?(--[a-z-]+)", out, re.M), out
 
@@ -99,7 +226,7 @@ class Help(unittest.TestCase):
             self.assertIn("--help", [n for n in names] + re.findall(r"--help", text))
             self.assertTrue(text.startswith(f"Usage: dcp-attn {c}"))
             for line in text.split("\n"):
-                self.assertLess(len(line), 121, line)
+                self.assertLessEqual(len(line), 80, line)
 
     def test_readme_names_every_option(self):
         text = readme()

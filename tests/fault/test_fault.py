@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that die, stop or disagree, and files that are broken: a named error in time, exit 1, and nothing left behind.
 Usage: test_fault.py PATH/TO/dcp-attn [unittest options]"""
-import os, random, shutil, signal, struct, subprocess, sys, tempfile, time, unittest, uuid
+import fcntl, os, random, shutil, signal, struct, subprocess, sys, tempfile, termios, time, unittest, uuid
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -80,6 +80,33 @@ class Faults(unittest.TestCase):
                 self.struck(f"kill:{point}:{rank}", self.merge_args(), 20, f"rank {rank}")
                 self.assertEqual(os.listdir(self.dir), [], "a result was written")
 
+    def test_killed_while_writing(self):
+        """A FIFO that takes little holds a run at its end; one of a file dies with all of it written but the name."""
+        fifo = os.path.join(self.dir, "fifo")
+        os.mkfifo(fifo)
+        reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        args = self.merge_args()
+        args[args.index("-o") + 1] = fifo
+        p = self.start(args)
+        end = time.time() + 20
+        while p.poll() is None and time.time() < end and struct.unpack("i", fcntl.ioctl(reader, termios.FIONREAD, b"\0" * 4))[0] == 0:
+            time.sleep(0.02)
+        p.kill()
+        p.wait()
+        p.stdout.close()
+        os.close(reader)
+        self.nothing_left()
+        # The ranks gather the result after the merge: by then rank 0 has the file open.
+        self.struck("kill:gather_cols:1", self.merge_args(), 20, "rank 1")
+        self.struck("kill:gather_cols:0", self.merge_args(), 20, "rank 0")
+        self.assertEqual(os.listdir(self.dir), ["fifo"])
+
+    def test_logits_path(self):
+        p = subprocess.run([EXE, *self.generate_args("--logits", os.path.join(self.dir, "no", "such"))], capture_output=True, text=True,
+                           env=self.environment(), timeout=120)
+        self.assertEqual((p.returncode, p.stdout.strip()), (1, ""), "the answer came before the file was tried")
+        self.assertIn("No such file", p.stderr)
+
     def test_merge_exits(self):
         self.struck("exit:merge:2", self.merge_args("--algo", "alltoall"), 20, "rank 2")
 
@@ -149,11 +176,43 @@ class Faults(unittest.TestCase):
         other = os.path.join(GOLDEN, "merge", "odd-dims", "rank0.safetensors")
         self.struck(None, ["merge", "--lse-base", "e", "-o", os.path.join(self.dir, "o"), *FOUR[:3], other], 20, "odd-dims", FOUR[0][-20:])
 
-    def mpirun(self, *pieces):
+    def mpirun(self, *pieces, fault=None, wire=False):
         if not shutil.which("mpirun.openmpi"):
             self.skipTest("no mpirun.openmpi")
         command = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"]
-        return subprocess.run(command + list(pieces), capture_output=True, text=True, env=self.environment(), timeout=120)
+        env = self.environment(fault)
+        if wire:
+            env["DCP_ATTN_MPI_SHARED"] = "0"  # as between hosts
+        return subprocess.run(command + list(pieces), capture_output=True, text=True, env=env, timeout=120)
+
+    def mpi_struck(self, fault, n, args, limit_s, *words):
+        """Under mpirun, with memory that the ranks share and with none: an end in time, named, and nothing left."""
+        for wire in (True, False):
+            begin = time.time()
+            p = self.mpirun("-n", str(n), EXE, *args, fault=fault, wire=wire)
+            took = time.time() - begin
+            where = f"{fault} {'wire' if wire else 'shared'}: {p.stderr[-600:]}"
+            self.assertNotEqual(p.returncode, 0, where)
+            self.assertLess(took, limit_s, where)
+            for w in words:
+                self.assertRegex(p.stderr, w, where)
+            self.assertFalse(os.path.exists(os.path.join(self.dir, "o")), "a result was written")
+            self.nothing_left()
+
+    def three(self, *more):
+        folder = os.path.join(GOLDEN, "merge", "no-cut")
+        files = sorted(os.path.join(folder, f) for f in os.listdir(folder) if f.startswith("rank"))
+        return ["merge", "--lse-base", "e", "-o", os.path.join(self.dir, "o"), *more, *files]
+
+    def test_mpi_late(self):
+        self.mpi_struck("delay:merge:1", 3, self.three("--algo", "alltoall", "--deadline", "2"), 30, r"ranks?:? .*\b1\b")
+
+    def test_mpi_killed(self):
+        # The launcher ends the job of a killed rank, and says which; the library has nothing to add.
+        self.mpi_struck("kill:merge:1", 3, self.three("--algo", "alltoall", "--deadline", "5"), 30, "rank 1")
+
+    def test_mpi_generate_killed(self):
+        self.mpi_struck("kill:token:1:3", 3, self.generate_args("--deadline", "5"), 60, "rank 1")
 
     def test_mpi_ranks_with_other_texts(self):
         one = self.generate_args()

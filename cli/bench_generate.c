@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dcp-attn bench generate: tokens per second of a prompt and of single tokens at several depths of
+ * context, under the names that other benches use: pp512, tg32 @ d4096. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc_priv.h"
+#include "base/clock_priv.h"
+#include "base/status_priv.h"
+#include "cli/common.h"
+#include "cli/json_out.h"
+#include "cli/model_run.h"
+#include "cli/table.h"
+
+enum { MAX_DEPTHS = 16, MAX_REPS = 100, N_TESTS_MAX = 2 * MAX_DEPTHS, N_COLUMNS = 9 };
+
+struct bench_generate_values {
+    struct model_opts run;
+    const char *depth_text;
+    int64_t prompt, tokens, reps;
+    bool json;
+    int n_depths;
+    int64_t depths[MAX_DEPTHS];
+};
+
+#define AT(field) offsetof(struct bench_generate_values, field)
+static const struct option_def bench_generate_options[] = {
+    MODEL_OPTION(struct bench_generate_values, run),
+    {"prompt-tokens", 'p', OPT_INT, AT(prompt), "N", 0, 1 << 20, NULL,
+     "tokens of the prompt test; 0 leaves it out (default 512)"},
+    {"tokens", 'g', OPT_INT, AT(tokens), "N", 0, 1 << 20, NULL,
+     "tokens generated one at a time; 0 leaves it out (default 32)"},
+    {"depth", 'd', OPT_STRING, AT(depth_text), "LIST", 0, 0, NULL,
+     "tokens of context before the test, between commas (default 0)"},
+    {"reps", 'r', OPT_INT, AT(reps), "N", 1, MAX_REPS, NULL, "times of each test (default 3)"},
+    MODEL_OPTIONS(struct bench_generate_values, run),
+    {"json", 0, OPT_FLAG, AT(json), NULL, 0, 0, NULL, "one JSON object on stdout"},
+};
+#undef AT
+
+static const struct command_def bench_generate_command = {
+    "bench generate",
+    "",
+    0,
+    0,
+    "Tokens per second of a model whose KV cache is sharded over ranks: ppN is a prompt of N\n"
+    "tokens, tgN are N tokens one at a time, @ dD says that D tokens lie in the cache before.",
+    bench_generate_options,
+    sizeof(bench_generate_options) / sizeof(bench_generate_options[0]),
+    "Ids are drawn from the vocabulary by a fixed rule; sampling is not timed. Shares of time are\n"
+    "rank 0's."};
+
+struct test_result {
+    int64_t n_tokens, depth;
+    bool is_prompt;
+    int n_reps;
+    double seconds[MAX_REPS];                   /* sorted at the end */
+    double attend, merge, gather, dense, other; /* shares of all repetitions */
+};
+
+struct bench_generate_run {
+    const struct bench_generate_values *v;
+    struct model_file model;
+    struct token_list ids; /* enough for the deepest test */
+    int64_t context;
+};
+
+static bool read_depths(struct bench_generate_values *v)
+{
+    const char *at = v->depth_text != NULL ? v->depth_text : "0";
+    while (v->n_depths < MAX_DEPTHS) {
+        char *end = NULL;
+        const long long d = strtoll(at, &end, 10);
+        if (end == at || d < 0 || d > ((long long)1 << 40)) return false;
+        v->depths[v->n_depths++] = d;
+        if (*end == '\0') return true;
+        if (*end != ',') return false;
+        at = end + 1;
+    }
+    return false;
+}
+
+/* The tokens of one repetition, from the same state each time. */
+static dcp_status run_once(struct session *s, const struct bench_generate_run *run,
+                           const struct test_result *t, double *seconds_out)
+{
+    const float *logits = NULL;
+    const int32_t *ids = run->ids.ids + t->depth;
+    DCP_TRY(session_truncate(s, t->depth));
+    const double begin = dcp__now_s();
+    if (t->is_prompt) {
+        DCP_TRY(session_step(s, ids, t->n_tokens, NULL, NULL, NULL, NULL, &logits));
+    } else {
+        for (int64_t i = 0; i < t->n_tokens; i++)
+            DCP_TRY(session_step(s, ids + i, 1, NULL, NULL, NULL, NULL, &logits));
+    }
+    *seconds_out = dcp__now_s() - begin;
+    return DCP_OK;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static dcp_status run_test(struct session *s, const struct bench_generate_run *run,
+                           struct session_rank_report *reports, struct test_result *t)
+{
+    const float *logits = NULL;
+    double warm_up;
+    const int64_t have = session_length(s);
+    if (have > t->depth) {
+        DCP_TRY(session_truncate(s, t->depth));
+    } else if (have < t->depth) {
+        DCP_TRY(
+            session_step(s, run->ids.ids + have, t->depth - have, NULL, NULL, NULL, NULL, &logits));
+    }
+    DCP_TRY(run_once(s, run, t, &warm_up));
+    session_reset_times(s);
+    for (int i = 0; i < t->n_reps; i++) DCP_TRY(run_once(s, run, t, &t->seconds[i]));
+    qsort(t->seconds, (size_t)t->n_reps, sizeof(t->seconds[0]), by_value);
+    DCP_TRY(session_report(s, reports));
+    const struct session_rank_report *r = &reports[0];
+    if (r->total_s > 0) {
+        t->attend = r->attend_s / r->total_s;
+        t->merge = r->merge_s / r->total_s;
+        t->gather = r->gather_s / r->total_s;
+        t->dense = r->dense_s / r->total_s;
+        t->other = r->other_s / r->total_s;
+    }
+    return DCP_OK;
+}
+
+static double median_rate(const struct test_result *t)
+{
+    return (double)t->n_tokens / t->seconds[t->n_reps / 2];
+}
+static double best_rate(const struct test_result *t)
+{
+    return (double)t->n_tokens / t->seconds[0];
+}
+
+static void test_name(const struct test_result *t, char *buf, size_t n_bytes)
+{
+    const char *kind = t->is_prompt ? "pp" : "tg";
+    if (t->depth == 0) {
+        snprintf(buf, n_bytes, "%s%lld", kind, (long long)t->n_tokens);
+    } else {
+        snprintf(buf, n_bytes, "%s%lld @ d%lld", kind, (long long)t->n_tokens, (long long)t->depth);
+    }
+}
+
+static void print_results(dcp_group *g, const struct bench_generate_run *run,
+                          const struct test_result *tests, int n_tests)
+{
+    static const char *const heads[N_COLUMNS] = {"test",  "median t/s", "best t/s", "reps", "attn",
+                                                 "merge", "gather",     "dense",    "other"};
+    char cells[N_TESTS_MAX + 1][N_COLUMNS][TABLE_CELL_BYTES];
+    for (int c = 0; c < N_COLUMNS; c++) snprintf(cells[0][c], TABLE_CELL_BYTES, "%s", heads[c]);
+    for (int i = 0; i < n_tests; i++) {
+        const struct test_result *t = &tests[i];
+        const double shares[] = {t->attend, t->merge, t->gather, t->dense, t->other};
+        test_name(t, cells[i + 1][0], TABLE_CELL_BYTES);
+        snprintf(cells[i + 1][1], TABLE_CELL_BYTES, "%.1f", median_rate(t));
+        snprintf(cells[i + 1][2], TABLE_CELL_BYTES, "%.1f", best_rate(t));
+        snprintf(cells[i + 1][3], TABLE_CELL_BYTES, "%d", t->n_reps);
+        for (int c = 0; c < 5; c++)
+            snprintf(cells[i + 1][4 + c], TABLE_CELL_BYTES, "%.0f%%", 100.0 * shares[c]);
+    }
+    printf("%s, %d rank%s (%s)\n", run->model.path, dcp_group_size(g),
+           dcp_group_size(g) == 1 ? "" : "s", dcp_group_kind(g));
+    table_print(stdout, n_tests + 1, N_COLUMNS, &cells[0][0]);
+}
+
+static void print_json(dcp_group *g, const struct bench_generate_run *run,
+                       const struct test_result *tests, int n_tests)
+{
+    struct json_out j;
+    jout_begin(&j, stdout);
+    jout_str(&j, "model", run->model.path);
+    jout_int(&j, "ranks", dcp_group_size(g));
+    jout_int(&j, "threads", run->v->run.rank.threads);
+    jout_str(&j, "comm", dcp_group_kind(g));
+    jout_array(&j, "rows");
+    for (int i = 0; i < n_tests; i++) {
+        const struct test_result *t = &tests[i];
+        char name[TABLE_CELL_BYTES];
+        test_name(t, name, sizeof(name));
+        jout_object(&j, NULL);
+        jout_str(&j, "test", name);
+        jout_int(&j, "tokens", t->n_tokens);
+        jout_int(&j, "depth", t->depth);
+        jout_num(&j, "tokens_per_s_median", median_rate(t));
+        jout_num(&j, "tokens_per_s_best", best_rate(t));
+        jout_array(&j, "seconds");
+        for (int r = 0; r < t->n_reps; r++) jout_num(&j, NULL, t->seconds[r]);
+        jout_array_end(&j);
+        jout_num(&j, "attend_share", t->attend);
+        jout_num(&j, "merge_share", t->merge);
+        jout_num(&j, "gather_share", t->gather);
+        jout_num(&j, "dense_share", t->dense);
+        jout_num(&j, "other_share", t->other);
+        jout_object_end(&j);
+    }
+    jout_array_end(&j);
+    jout_end(&j);
+}
+
+static dcp_status run_tests(dcp_group *g, const struct bench_generate_run *run, struct session *s,
+                            struct session_rank_report *reports)
+{
+    static _Thread_local struct test_result tests[N_TESTS_MAX];
+    const struct bench_generate_values *v = run->v;
+    int n_tests = 0;
+    memset(tests, 0, sizeof(tests));
+    for (int d = 0; d < v->n_depths; d++) {
+        for (int k = 0; k < 2; k++) {
+            const int64_t n = k == 0 ? v->prompt : v->tokens;
+            if (n == 0) continue;
+            struct test_result *t = &tests[n_tests++];
+            t->n_tokens = n;
+            t->depth = v->depths[d];
+            t->is_prompt = k == 0;
+            t->n_reps = (int)v->reps;
+            DCP_TRY(run_test(s, run, reports, t));
+        }
+    }
+    if (dcp_group_rank(g) == 0) {
+        if (v->json)
+            print_json(g, run, tests, n_tests);
+        else
+            print_results(g, run, tests, n_tests);
+    }
+    return DCP_OK;
+}
+
+static int bench_generate_rank_main(dcp_group *g, void *ctx)
+{
+    const struct bench_generate_run *run = ctx;
+    struct session *s = NULL;
+    struct session_rank_report *reports = NULL;
+    dcp_status st =
+        dcp__alloc_array((size_t)dcp_group_size(g), sizeof(*reports), "reports", (void **)&reports);
+    if (!all_ranks_ok(g, st)) return EXIT_FAILED;
+    st = model_session(g, &run->model, &run->v->run, &run->ids, run->context, &s);
+    if (st == DCP_OK) st = run_tests(g, run, s, reports);
+    int rc = EXIT_DONE;
+    if (st != DCP_OK)
+        rc = rank_failed(g, st);
+    else if (dcp_group_rank(g) == 0)
+        rc = finish_stdout(EXIT_DONE);
+    session_destroy(s);
+    dcp__free(reports);
+    return rc;
+}
+
+/* Ids spread over the vocabulary by a linear congruence; control tokens are ids like others. */
+static dcp_status draw_ids(struct bench_generate_run *run, int64_t n)
+{
+    const uint64_t vocab = (uint64_t)tokenizer_vocab_size(run->model.tokenizer);
+    uint64_t x = 1;
+    for (int64_t i = 0; i < n; i++) {
+        x = x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        DCP_TRY(token_list_push(&run->ids, (int32_t)((x >> 33) % vocab)));
+    }
+    return DCP_OK;
+}
+
+int bench_generate(int argc, char **argv)
+{
+    struct bench_generate_values v = {
+        .run = {.interleave = 1}, .prompt = 512, .tokens = 32, .reps = 3};
+    struct bench_generate_run run = {.v = &v};
+    int n_operands, rc;
+    if (!command_parse(&bench_generate_command, argc, argv, &v, &n_operands, &rc)) return rc;
+    if (v.run.model == NULL)
+        return usage_error(&bench_generate_command, "-m FILE|NAME must be given");
+    if (!read_depths(&v))
+        return usage_error(&bench_generate_command,
+                           "--depth: '%s' is not a list of up to %d numbers from 0 on, between "
+                           "commas",
+                           v.depth_text, MAX_DEPTHS);
+    if (v.prompt == 0 && v.tokens == 0)
+        return usage_error(&bench_generate_command, "--prompt-tokens and --tokens are both 0");
+    int64_t deepest = 0;
+    for (int d = 0; d < v.n_depths; d++)
+        if (v.depths[d] > deepest) deepest = v.depths[d];
+    run.context = deepest + (v.prompt > v.tokens ? v.prompt : v.tokens);
+    if (v.run.context > 0 && v.run.context < run.context)
+        return usage_error(&bench_generate_command,
+                           "--context is %lld, but the deepest test needs %lld tokens",
+                           (long long)v.run.context, (long long)run.context);
+    dcp_status st = model_open(v.run.model, &run.model);
+    if (st == DCP_OK) st = draw_ids(&run, run.context);
+    rc = st == DCP_OK ? run_on_ranks(&v.run.rank, v.run.rank.ranks, bench_generate_rank_main, &run)
+                      : failed();
+    token_list_free(&run.ids);
+    model_close(&run.model);
+    return rc;
+}

@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dcp-attn bench merge: the merge beside the published form and beside the machine's own limit. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc_priv.h"
+#include "base/cpu_priv.h"
+#include "base/status_priv.h"
+#include "cli/bench_machine.h"
+#include "cli/bench_merge.h"
+#include "cli/common.h"
+#include "cli/json_out.h"
+#include "cli/table.h"
+
+enum { MAX_SHAPES = 64, MAX_TYPES = 3 };
+enum { N_COLUMNS = 13 };
+
+struct bench_values {
+    struct rank_opts rank;
+    const char *shapes, *algos, *dtypes;
+    uint64_t min_bytes, max_bytes, memory;
+    double factor, seconds;
+    int64_t heads, dim, iters;
+    int cut;
+    bool in_place, json;
+    /* read from the texts */
+    int n_shapes, n_types;
+    int64_t shape[MAX_SHAPES][3];
+    dcp_dtype types[MAX_TYPES];
+    bool wanted[BENCH_MAX_ALGOS];
+};
+
+#define AT(field) offsetof(struct bench_values, field)
+static const struct option_def bench_options[] = {
+    {"shape", 0, OPT_STRING, AT(shapes), "T,H,D[;...]", 0, 0, NULL,
+     "tokens, heads, dim; several between semicolons"},
+    {"min-bytes", 0, OPT_SIZE, AT(min_bytes), "BYTES", 1, 1e13, NULL,
+     "without --shape: smallest partial of a rank (default 192K)"},
+    {"max-bytes", 0, OPT_SIZE, AT(max_bytes), "BYTES", 1, 1e13, NULL,
+     "without --shape: largest (default 96M)"},
+    {"factor", 0, OPT_FLOAT, AT(factor), "F", 1.01, 1e6, NULL,
+     "without --shape: from one size to the next (default 8)"},
+    {"heads", 0, OPT_INT, AT(heads), "H", 1, 1e6, NULL, "without --shape: heads (default 96)"},
+    {"dim", 0, OPT_INT, AT(dim), "D", 1, 1e6, NULL, "without --shape: dim (default 512)"},
+    {"algo", 0, OPT_STRING, AT(algos), "LIST", 0, 0, NULL,
+     "algorithms, between commas (default all; the published forms always run)"},
+    {"dtype", 0, OPT_STRING, AT(dtypes), "LIST", 0, 0, NULL,
+     "types of partial and result: f32, bf16, f16 (default f32)"},
+    {"cut", 0, OPT_ENUM, AT(cut), NULL, 0, 0, "heads|tokens|none",
+     "how the result is spread (default heads)"},
+    {"in-place", 0, OPT_FLAG, AT(in_place), NULL, 0, 0, NULL,
+     "the result goes into the own slice of the partial (default contiguous)"},
+    {"iters", 0, OPT_INT, AT(iters), "N", 0, 2000, NULL,
+     "iterations; 0 creates and reports memory only (default: by --time)"},
+    {"time", 0, OPT_FLOAT, AT(seconds), "SECONDS", 0.001, 86400, NULL,
+     "for a shape and type, all algorithms together (default 2)"},
+    {"memory", 0, OPT_SIZE, AT(memory), "BYTES", 65536, 1e15, NULL,
+     "workspace limit of each rank (default 8M)"},
+    RANKS_OPTION(struct bench_values, rank),
+    COMM_OPTIONS(struct bench_values, rank),
+    {"json", 0, OPT_FLAG, AT(json), NULL, 0, 0, NULL, "one JSON object on stdout"},
+};
+#undef AT
+
+static const struct command_def bench_command = {
+    "bench merge",
+    "",
+    0,
+    0,
+    "Time the merge on partials that every rank has just rewritten, against a plain read of the\n"
+    "same bytes and against the published form (all-gather of the LSEs, scaling, all-reduce).",
+    bench_options,
+    sizeof(bench_options) / sizeof(bench_options[0]),
+    "An iteration: all ranks write their partials, meet, and call; its time is its slowest "
+    "rank's.\n"
+    "All algorithms and the read take turns in the same run, on the same pages, equally bound.\n"
+    "  algo GB/s   S / t, S = T x H x D x bytes of an element: one rank's partial\n"
+    "  bus GB/s    S / t x (N - 1) / N: what has to come from other ranks, whatever moved\n"
+    "  x read      time over the best plain read loop over exactly the bytes that each rank must\n"
+    "              read: its own rows of all partials\n"
+    "  speed-up    the faster published form's median over this one's, same ranks, same run\n"
+    "  workspace   bytes that create reports; extra: counted allocator's high-water mark over\n"
+    "              creation and runs; PSS: growth of the proportional set size; each the largest\n"
+    "              of a rank\n"
+    "  wrong       elements of sampled rows that differ from the definition, taken in double, by\n"
+    "              more than rounding allows"};
+
+/* ---- texts of options ---- */
+
+static bool read_shapes(struct bench_values *v)
+{
+    const char *at = v->shapes;
+    while (v->n_shapes < MAX_SHAPES) {
+        int64_t *s = v->shape[v->n_shapes];
+        for (int i = 0; i < 3; i++) {
+            char *end = NULL;
+            s[i] = strtoll(at, &end, 10);
+            if (end == at || s[i] < (i == 0 ? 0 : 1) || s[i] > ((int64_t)1 << 40)) return false;
+            at = end;
+            if (i < 2 && *at++ != ',') return false;
+        }
+        /* The bytes of a partial of f32 in 62 bits. */
+        int64_t n = 4;
+        for (int i = 0; i < 3; i++) {
+            if (s[i] > 0 && n > ((int64_t)1 << 62) / s[i]) return false;
+            n *= s[i] > 0 ? s[i] : 1;
+        }
+        v->n_shapes++;
+        if (*at == '\0') return true;
+        if (*at++ != ';') return false;
+        if (*at == '\0') return true;
+    }
+    return false;
+}
+
+/* As many tokens as fit each size, at least one; a size that gives no other shape is left out. */
+static void size_shapes(struct bench_values *v, dcp_dtype type)
+{
+    const double token_bytes = (double)(v->heads * v->dim) * (double)dcp_dtype_bytes(type);
+    v->n_shapes = 0;
+    for (double size = (double)v->min_bytes; size <= (double)v->max_bytes * (1.0 + 1e-9);
+         size *= v->factor) {
+        const int64_t t = size < token_bytes ? 1 : (int64_t)(size / token_bytes);
+        const int n = v->n_shapes;
+        if (n == MAX_SHAPES || (n > 0 && v->shape[n - 1][0] == t)) continue;
+        v->shape[n][0] = t;
+        v->shape[n][1] = v->heads;
+        v->shape[n][2] = v->dim;
+        v->n_shapes++;
+    }
+}
+
+/* Items of "a,b,c" one by one into buf; NULL at the end, "" for one that does not fit. */
+static const char *next_item(const char **at, char *buf, size_t n_bytes)
+{
+    if (*at == NULL || **at == '\0') return NULL;
+    const size_t len = strcspn(*at, ",");
+    snprintf(buf, n_bytes, "%.*s", len < n_bytes ? (int)len : 0, *at);
+    *at += len;
+    if (**at == ',') (*at)++;
+    return buf;
+}
+
+static bool read_types(struct bench_values *v, char *item, size_t n_bytes)
+{
+    const char *at = v->dtypes != NULL ? v->dtypes : "f32";
+    while (next_item(&at, item, n_bytes) != NULL) {
+        dcp_dtype type = DCP_DTYPE_DEFAULT;
+        for (int t = DCP_F32; t <= DCP_BF16; t++) {
+            if (strcmp(dcp_dtype_name((dcp_dtype)t), item) == 0) type = (dcp_dtype)t;
+        }
+        if (type == DCP_DTYPE_DEFAULT || v->n_types == MAX_TYPES) return false;
+        v->types[v->n_types++] = type;
+    }
+    return v->n_types > 0;
+}
+
+static bool read_algos(struct bench_values *v, char *item, size_t n_bytes)
+{
+    const char *at = v->algos != NULL ? v->algos : "auto";
+    bool wants_all = false;
+    while (next_item(&at, item, n_bytes) != NULL) {
+        dcp_merge_algo a = DCP_MERGE_AUTO;
+        if (strcmp(item, "all") == 0 || strcmp(item, "auto") == 0) {
+            wants_all = true;
+            continue;
+        }
+        if (!dcp_merge_algo_parse(item, &a) || (int)a >= BENCH_MAX_ALGOS) return false;
+        v->wanted[a] = true;
+    }
+    for (int a = 1; a < BENCH_MAX_ALGOS; a++) {
+        const bool exists = strcmp(dcp_merge_algo_name((dcp_merge_algo)a), "?") != 0;
+        if (exists && (wants_all || bench_is_published((dcp_merge_algo)a))) v->wanted[a] = true;
+    }
+    return true;
+}
+
+/* ---- the report ---- */
+
+struct result_row {
+    int64_t shape[3];
+    dcp_dtype dtype;
+    struct bench_row row;
+    struct bench_times read;
+    bool has_read;
+    int64_t partial_bytes, n_iters;
+    double speedup; /* < 0: no published form beside it */
+};
+
+struct results {
+    int n, room;
+    struct result_row *rows;
+    double read_GBps; /* at the largest shape */
+    int64_t read_bytes;
+    const char *read_name;
+    char skipped[512];
+    char pinning[96];
+    double load_before;
+    int cpus_usable; /* before ranks were bound */
+};
+
+static dcp_status keep(struct results *all, const struct bench_case *c,
+                       const struct bench_report *rep)
+{
+    double reference = -1.0;
+    for (int i = 0; i < rep->n_rows; i++) {
+        const struct bench_row *row = &rep->rows[i];
+        if (row->is_published && row->has_run && (reference < 0 || row->time.median_us < reference))
+            reference = row->time.median_us;
+    }
+    if (all->n + rep->n_rows > all->room) {
+        void *mem = NULL;
+        const int room = 2 * (all->n + rep->n_rows);
+        DCP_TRY(dcp__alloc_array((size_t)room, sizeof(*all->rows), "rows of a bench", &mem));
+        if (all->n > 0) memcpy(mem, all->rows, (size_t)all->n * sizeof(*all->rows));
+        dcp__free(all->rows);
+        all->rows = mem;
+        all->room = room;
+    }
+    for (int i = 0; i < rep->n_rows; i++) {
+        const struct bench_row *row = &rep->rows[i];
+        all->rows[all->n++] = (struct result_row){
+            {c->n_tokens, c->n_heads, c->dim},
+            c->dtype,
+            *row,
+            rep->read,
+            rep->has_read,
+            rep->partial_bytes,
+            rep->n_iters,
+            reference > 0 && row->has_run ? reference / row->time.median_us : -1.0};
+    }
+    if (rep->has_read && rep->read_bytes >= all->read_bytes && rep->read.min_us > 0) {
+        all->read_bytes = rep->read_bytes;
+        all->read_GBps = (double)rep->read_bytes / rep->read.min_us * 1e-3;
+        all->read_name = rep->read_name;
+    }
+    if (rep->skipped[0] != '\0' && all->skipped[0] == '\0')
+        snprintf(all->skipped, sizeof(all->skipped), "%s", rep->skipped);
+    return DCP_OK;
+}
+
+static double algo_GBps(const struct result_row *r)
+{
+    return (double)r->partial_bytes / r->row.time.median_us * 1e-3;
+}
+
+/* Of the bytes of a partial, the part that other ranks hold. */
+static double bus_GBps(const struct result_row *r, int n_ranks)
+{
+    return algo_GBps(r) * (n_ranks - 1) / n_ranks;
+}
+
+static void jout_known(struct json_out *j, const char *key, bool is_known, double value)
+{
+    jout_num(j, key, is_known ? value : (double)NAN);
+}
+
+static void print_json(dcp_group *g, const struct bench_values *v, const struct results *all)
+{
+    const int n = dcp_group_size(g);
+    const char *kind = dcp_group_kind(g);
+    const bool is_mpi = strcmp(kind, "mpi") == 0;
+    static const char *const cuts[] = {"heads", "tokens", "none"};
+    struct dcp__cpu cpu;
+    struct json_out j;
+    dcp__cpu_detect(&cpu);
+    jout_begin(&j, stdout);
+    jout_object(&j, "machine");
+    jout_known(&j, "read_GBps", all->read_GBps > 0, all->read_GBps);
+    jout_str(&j, "cpu", cpu.brand);
+    jout_int(&j, "cpus_usable", all->cpus_usable);
+    jout_str(&j, "pinning", all->pinning);
+    jout_str(&j, "read_loop", all->read_name != NULL ? all->read_name : "");
+    jout_num(&j, "load_before", all->load_before);
+    jout_num(&j, "load_after", bench_load());
+    jout_str(&j, "version", dcp_version());
+    jout_object_end(&j);
+    jout_array(&j, "rows");
+    for (int i = 0; i < all->n; i++) {
+        const struct result_row *r = &all->rows[i];
+        const bool ran = r->row.has_run;
+        jout_object(&j, NULL);
+        jout_array(&j, "shape");
+        for (int k = 0; k < 3; k++) jout_int(&j, NULL, r->shape[k]);
+        jout_array_end(&j);
+        jout_int(&j, "ranks", n);
+        jout_str(&j, "comm", kind);
+        jout_str(&j, "algo", dcp_merge_algo_name(r->row.algo));
+        jout_str(&j, "dtype", dcp_dtype_name(r->dtype));
+        jout_str(&j, "cut", cuts[v->cut]);
+        jout_bool(&j, "in_place", v->in_place);
+        jout_bool(&j, "published", r->row.is_published);
+        jout_int(&j, "iterations", r->n_iters);
+        jout_object(&j, "time_us");
+        jout_known(&j, "min", ran, r->row.time.min_us);
+        jout_known(&j, "median", ran, r->row.time.median_us);
+        jout_object_end(&j);
+        jout_object(&j, "read_us");
+        jout_known(&j, "min", r->has_read, r->read.min_us);
+        jout_known(&j, "median", r->has_read, r->read.median_us);
+        jout_object_end(&j);
+        jout_known(&j, "algo_GBps", ran, algo_GBps(r));
+        jout_known(&j, "bus_GBps", ran, bus_GBps(r, n));
+        jout_known(&j, "read_time_ratio", ran && r->has_read,
+                   r->row.time.median_us / r->read.median_us);
+        jout_known(&j, "read_time_ratio_min", ran && r->has_read,
+                   r->row.time.min_us / r->read.min_us);
+        jout_known(&j, "speedup", r->speedup >= 0, r->speedup);
+        jout_known(&j, "speedup_mpi", is_mpi && r->speedup >= 0, r->speedup);
+        jout_int(&j, "workspace_bytes", r->row.workspace_bytes);
+        jout_int(&j, "peak_extra_bytes", r->row.peak_extra_bytes);
+        jout_int(&j, "pss_growth_bytes", r->row.pss_growth_bytes);
+        jout_int(&j, "resident_growth_bytes", r->row.resident_growth_bytes);
+        jout_int(&j, "wrong", r->row.wrong);
+        jout_object_end(&j);
+    }
+    jout_array_end(&j);
+    jout_end(&j);
+}
+
+static void put_bytes(char *cell, int64_t n_bytes)
+{
+    if (n_bytes < 0)
+        snprintf(cell, TABLE_CELL_BYTES, "-");
+    else
+        table_bytes((uint64_t)n_bytes, cell);
+}
+
+static void print_table(dcp_group *g, const struct bench_values *v, const struct results *all)
+{
+    static const char *const heads[N_COLUMNS] = {
+        "T,H,D",  "type",     "algo",      "min us", "median us", "algo GB/s", "bus GB/s",
+        "x read", "speed-up", "workspace", "extra",  "PSS",       "wrong"};
+    const int n = dcp_group_size(g);
+    char(*cells)[TABLE_CELL_BYTES] =
+        calloc((size_t)(all->n + 1) * N_COLUMNS, sizeof(char[TABLE_CELL_BYTES]));
+    if (cells == NULL) return;
+    for (int c = 0; c < N_COLUMNS; c++) snprintf(cells[c], TABLE_CELL_BYTES, "%s", heads[c]);
+    for (int i = 0; i < all->n; i++) {
+        const struct result_row *r = &all->rows[i];
+        char(*row)[TABLE_CELL_BYTES] = cells + (size_t)(i + 1) * N_COLUMNS;
+        snprintf(row[0], TABLE_CELL_BYTES, "%lld,%lld,%lld", (long long)r->shape[0],
+                 (long long)r->shape[1], (long long)r->shape[2]);
+        snprintf(row[1], TABLE_CELL_BYTES, "%s", dcp_dtype_name(r->dtype));
+        snprintf(row[2], TABLE_CELL_BYTES, "%s", dcp_merge_algo_name(r->row.algo));
+        for (int c = 3; c < 9; c++) snprintf(row[c], TABLE_CELL_BYTES, "-");
+        if (r->row.has_run) {
+            snprintf(row[3], TABLE_CELL_BYTES, "%.1f", r->row.time.min_us);
+            snprintf(row[4], TABLE_CELL_BYTES, "%.1f", r->row.time.median_us);
+            snprintf(row[5], TABLE_CELL_BYTES, "%.2f", algo_GBps(r));
+            snprintf(row[6], TABLE_CELL_BYTES, "%.2f", bus_GBps(r, n));
+        }
+        if (r->row.has_run && r->has_read)
+            snprintf(row[7], TABLE_CELL_BYTES, "%.2f", r->row.time.median_us / r->read.median_us);
+        if (r->speedup >= 0) snprintf(row[8], TABLE_CELL_BYTES, "%.2f", r->speedup);
+        put_bytes(row[9], r->row.workspace_bytes);
+        put_bytes(row[10], r->row.peak_extra_bytes);
+        put_bytes(row[11], r->row.pss_growth_bytes);
+        snprintf(row[12], TABLE_CELL_BYTES, "%lld", (long long)r->row.wrong);
+    }
+    printf("%d ranks, %s, %s result, bound: %s\n", n, dcp_group_kind(g),
+           v->in_place ? "in place" : "contiguous", all->pinning);
+    if (all->read_GBps > 0)
+        printf("plain read at the largest shape: %.1f GB/s, all ranks together (%s); load %.1f\n",
+               all->read_GBps, all->read_name, all->load_before);
+    table_print(stdout, all->n + 1, N_COLUMNS, cells);
+    if (all->skipped[0] != '\0') printf("left out: %s\n", all->skipped);
+    free(cells);
+}
+
+/* ---- ranks ---- */
+
+static dcp_status bench_shapes(dcp_group *g, const struct bench_values *given, struct results *all)
+{
+    struct bench_values v = *given;
+    DCP_TRY(bench_pin(g, all->pinning, sizeof(all->pinning)));
+    for (int t = 0; t < v.n_types; t++) {
+        if (v.shapes == NULL) size_shapes(&v, v.types[t]);
+        for (int i = 0; i < v.n_shapes; i++) {
+            struct bench_case c = {.n_tokens = v.shape[i][0],
+                                   .n_heads = v.shape[i][1],
+                                   .dim = v.shape[i][2],
+                                   .dtype = v.types[t],
+                                   .cut = (dcp_cut)v.cut,
+                                   .in_place = v.in_place,
+                                   .workspace_limit_bytes = (size_t)v.memory,
+                                   .iters = v.iters,
+                                   .seconds = v.seconds};
+            memcpy(c.wanted, v.wanted, sizeof(c.wanted));
+            struct bench_report rep;
+            DCP_TRY(bench_merge_case(g, &c, &rep));
+            DCP_TRY(keep(all, &c, &rep));
+        }
+    }
+    return DCP_OK;
+}
+
+static int bench_rank_main(dcp_group *g, void *ctx)
+{
+    const struct bench_values *v = ctx;
+    struct results all = {.load_before = bench_load(), .cpus_usable = dcp__cpu_usable()};
+    const dcp_status st = bench_shapes(g, v, &all);
+    int rc = EXIT_DONE;
+    if (st != DCP_OK) {
+        rc = rank_failed(g, st);
+    } else if (dcp_group_rank(g) == 0) {
+        if (v->json)
+            print_json(g, v, &all);
+        else
+            print_table(g, v, &all);
+        rc = finish_stdout(EXIT_DONE);
+    }
+    dcp__free(all.rows);
+    return rc;
+}
+
+static int bench_merge(int argc, char **argv)
+{
+    /* The published form at its best: see src/group/group_mpi.c. */
+    setenv("DCP_ATTN_MPI_BLOCKING", "1", 0);
+    struct bench_values v = {.min_bytes = 192 << 10,
+                             .max_bytes = 96 << 20,
+                             .factor = 8,
+                             .heads = 96,
+                             .dim = 512,
+                             .iters = -1,
+                             .seconds = 2};
+    char item[64] = "";
+    int n_operands, rc;
+    if (!command_parse(&bench_command, argc, argv, &v, &n_operands, &rc)) return rc;
+    if (v.shapes != NULL && !read_shapes(&v))
+        return usage_error(&bench_command,
+                           "--shape: '%s' is not right: T,H,D with H and D from 1, at most %d "
+                           "shapes between semicolons",
+                           v.shapes, MAX_SHAPES);
+    if (!read_types(&v, item, sizeof(item)))
+        return usage_error(&bench_command, "--dtype: '%s' is not right: some of f32,bf16,f16",
+                           item);
+    if (!read_algos(&v, item, sizeof(item)))
+        return usage_error(&bench_command, "--algo: '%s' is not right: some of " ALGO_CHOICES,
+                           item);
+    if (v.in_place && v.cut == DCP_CUT_NONE)
+        return usage_error(&bench_command, "--in-place needs --cut heads or tokens");
+    if (v.shapes == NULL && v.min_bytes > v.max_bytes)
+        return usage_error(&bench_command, "--min-bytes is above --max-bytes");
+    return run_on_ranks(&v.rank, v.rank.ranks, bench_rank_main, &v);
+}
+
+int cmd_bench(int argc, char **argv)
+{
+    static const char usage[] = "Usage: dcp-attn bench merge|generate [options]\n\n"
+                                "dcp-attn bench merge --help says more, and so on.\n";
+    if (argc > 0 && strcmp(argv[0], "merge") == 0) return bench_merge(argc - 1, argv + 1);
+    if (argc > 0 && strcmp(argv[0], "generate") == 0) return bench_generate(argc - 1, argv + 1);
+    if (argc > 0 && (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0)) {
+        fputs(usage, stdout);
+        return finish_stdout(EXIT_DONE);
+    }
+    if (argc > 0)
+        fprintf(stderr, "dcp-attn bench: '%s' is no bench; there are: merge, generate\n", argv[0]);
+    else
+        fputs(usage, stderr);
+    return EXIT_USAGE;
+}

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of `bench merge` and `merge --compare`; test_cli.py runs them."""
+import array, json, math, os, random, shutil, struct, subprocess, tempfile, unittest
+
+EXE = None  # set by test_cli.py
+
+
+def run(*args, env=None, timeout=120):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("DCP_ATTN_") or k == "DCP_ATTN_CACHE"}
+    clean.update(env or {})
+    p = subprocess.run([EXE, *args], capture_output=True, text=True, env=clean, timeout=timeout)
+    return p.returncode, p.stdout, p.stderr
+
+
+ROW = {"shape", "ranks", "comm", "algo", "dtype", "in_place", "time_us", "read_time_ratio", "speedup", "speedup_mpi", "workspace_bytes",
+       "peak_extra_bytes", "wrong"}
+
+
+class Bench(unittest.TestCase):
+    def bench(self, *args):
+        rc, out, err = run("bench", "merge", "--json", "--iters", "3", *args)
+        self.assertEqual(rc, 0, err)
+        said = json.loads(out)
+        self.assertGreater(said["machine"]["read_GBps"], 0)
+        for row in said["rows"]:
+            self.assertLessEqual(ROW, set(row))
+            self.assertEqual(row["wrong"], 0, row)
+            self.assertLessEqual(row["time_us"]["min"], row["time_us"]["median"])
+            self.assertGreater(row["speedup"], 0)
+            self.assertGreater(row["read_time_ratio"], 0)
+            if not row["algo"].startswith("allreduce"):
+                self.assertLessEqual(row["peak_extra_bytes"], (8 << 20) + (1 << 20))
+        return said["rows"]
+
+    def test_shapes_types_ranks(self):
+        for comm in ("shm", "threads"):
+            for n in (1, 2, 3):
+                rows = self.bench("--comm", comm, "-n", str(n), "--shape", "2,5,64;1,3,7", "--dtype", "f32,bf16,f16")
+                self.assertEqual({(tuple(r["shape"]), r["dtype"]) for r in rows},
+                                 {(s, t) for s in ((2, 5, 64), (1, 3, 7)) for t in ("f32", "bf16", "f16")})
+                self.assertLessEqual({"direct", "alltoall", "allreduce"}, {r["algo"] for r in rows})
+                self.assertEqual({(r["ranks"], r["comm"], r["in_place"], r["speedup_mpi"]) for r in rows}, {(n, comm, False, None)})
+
+    def test_in_place_and_cuts(self):
+        for args in (("--in-place",), ("--in-place", "--cut", "tokens"), ("--cut", "tokens"), ("--cut", "none")):
+            rows = self.bench("-n", "2", "--shape", "3,4,32", *args)
+            self.assertEqual({r["in_place"] for r in rows}, {"--in-place" in args})
+
+    def test_sizes(self):
+        rows = self.bench("-n", "2", "--algo", "direct", "--min-bytes", "4K", "--max-bytes", "64K", "--factor", "4", "--heads", "4", "--dim", "64")
+        self.assertEqual([r["shape"][0] for r in rows if r["algo"] == "direct"], [4, 16, 64])
+        self.assertEqual({r["algo"] for r in rows} - {"direct"}, {r["algo"] for r in rows if r["algo"].startswith("allreduce")})
+
+    def test_memory_only(self):
+        rc, out, err = run("bench", "merge", "--json", "--iters", "0", "-n", "2", "--shape", "64,8,64", "--dtype", "bf16")
+        self.assertEqual(rc, 0, err)
+        for row in json.loads(out)["rows"]:
+            self.assertIsNone(row["time_us"]["min"])
+            self.assertGreater(row["workspace_bytes"], 0)
+
+    def test_table(self):
+        rc, out, err = run("bench", "merge", "--iters", "2", "-n", "2", "--shape", "1,2,8")
+        self.assertEqual(rc, 0, err)
+        for word in ("x read", "speed-up", "workspace", "direct", "wrong", "plain read"):
+            self.assertIn(word, out)
+
+    def test_usage(self):
+        for args, word in ((["--shape", "1,2"], "--shape"), (["--shape", "1,0,3"], "--shape"), (["--dtype", "f64"], "'f64'"),
+                           (["--algo", "fast"], "'fast'"), (["--in-place", "--cut", "none"], "--in-place"),
+                           (["--min-bytes", "2M", "--max-bytes", "1M"], "--max-bytes"), (["--shape", "999999999999,999999,999999"], "--shape")):
+            rc, out, err = run("bench", "merge", *args)
+            self.assertEqual((rc, out), (2, ""), err)
+            self.assertIn(word, err)
+        self.assertEqual(run("bench")[0], 2)
+        self.assertEqual(run("bench", "walk")[0], 2)
+        self.assertEqual(run("bench", "--help")[0], 0)
+        self.assertIn("bus GB/s", run("bench", "merge", "--help")[1])
+
+
+def bf16(x):
+    u = struct.unpack("<I", struct.pack("<f", x))[0]
+    return struct.unpack("<f", struct.pack("<I", (u + 0x7FFF + (u >> 16 & 1)) & 0xFFFF0000))[0]
+
+
+def f32(x):
+    return struct.unpack("<f", struct.pack("<f", x))[0]
+
+
+def write(path, **tensors):
+    """name = (dtype, dims, values)"""
+    header, data = {}, b""
+    for name, (dtype, dims, values) in tensors.items():
+        raw = array.array({"F32": "f", "I64": "q"}[dtype], values).tobytes()
+        header[name] = {"dtype": dtype, "shape": dims, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+
+
+T, H, D, N = 5, 3, 8, 3
+
+
+class Compare(unittest.TestCase):
+    """The other result is made here, in double, with the mistake that must be recognised."""
+
+    def setUp(self):
+        self.dir = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.dir)
+        rng = random.Random(20261129)
+        self.out = [[f32(rng.uniform(-2, 2)) for _ in range(T * H * D)] for _ in range(N)]
+        self.lse = [[f32(rng.uniform(-3, 3)) for _ in range(T * H)] for _ in range(N)]
+        self.sink = [f32(rng.uniform(-1, 1)) for _ in range(H)]
+
+    def path(self, name):
+        return os.path.join(self.dir, name)
+
+    def partials(self, **more):
+        files = []
+        for r in range(N):
+            files.append(self.path(f"rank{r}.safetensors"))
+            write(files[-1], out=("F32", [T, H, D], self.out[r]), lse=("F32", [T, H], self.lse[r]), **{k: v[r] for k, v in more.items()})
+        return files
+
+    def merged(self, power=math.exp, log=math.log, lse=None, out=None, weight=None, sink=0.0, counts=None):
+        lse, out = lse or self.lse, out or self.out
+        counts = counts or [1.0] * len(out)
+        merged, merged_lse = [], []
+        for row in range(T * H):
+            e = [c * power(x[row]) if math.isfinite(x[row]) else 0.0 for x, c in zip(lse, counts)]
+            total = sum(e) + sink * power(self.sink[row % H])
+            w = [x / total for x in e] if weight is None else [weight] * len(e)
+            for d in range(D):
+                merged.append(sum(x * o[row * D + d] for x, o in zip(w, out) if x > 0))
+            merged_lse.append(log(sum(e)))
+        return merged, merged_lse
+
+    def compare(self, result, *args, files=None, with_lse=True):
+        other = self.path("other.safetensors")
+        tensors = {"out": ("F32", [T, H, D], result[0])}
+        if with_lse:
+            tensors["lse"] = ("F32", [T, H], result[1])
+        write(other, **tensors)
+        args = ["merge", "--lse-base", "e", "--compare", other, *args, *(files or self.partials())]
+        rc, out, err = run(*args, "--json")
+        self.assertEqual(err, "")
+        said = json.loads(out)["compare"]
+        self.assertEqual(rc, 0 if said["within"] else 1)
+        rc_text, text, _ = run(*args)
+        self.assertEqual(rc_text, rc)
+        for g in said["guesses"]:
+            self.assertIn("likely: " + g, text)
+        return said
+
+    def guessed(self, words, result, *args, **more):
+        said = self.compare(result, *args, **more)
+        self.assertFalse(said["within"])
+        self.assertTrue(any(words in g for g in said["guesses"]), said)
+        return said
+
+    def test_agrees(self):
+        for cut in ("heads", "tokens", "none"):
+            for comm in ("shm", "threads"):
+                said = self.compare(self.merged(), "--cut", cut, "--comm", comm)
+                self.assertTrue(said["within"], said)
+                self.assertEqual((said["beyond"], said["lse_beyond"], said["guesses"]), (0, 0, []))
+                self.assertAlmostEqual(sum(said["weights"]), 1.0, 6)
+
+    def test_names_the_worst(self):
+        merged, lse = self.merged()
+        at = (3 * H + 1) * D + 5
+        merged[at] += 0.25
+        said = self.compare((merged, lse))
+        self.assertFalse(said["within"])
+        self.assertEqual((said["out"]["token"], said["out"]["head"], said["out"]["dim"], said["beyond"]), (3, 1, 5, 1))
+        self.assertAlmostEqual(said["out"]["error"], 0.25, 5)
+        e = [math.exp(self.lse[r][3 * H + 1]) for r in range(N)]
+        for r in range(N):
+            self.assertAlmostEqual(said["weights"][r], e[r] / sum(e), 6)
+            self.assertAlmostEqual(said["lses"][r], self.lse[r][3 * H + 1], 6)
+        ulp = 2.0 ** (math.frexp(merged[at])[1] - 24)
+        self.assertAlmostEqual(said["out"]["ulps"] * ulp, 0.25, 5)
+        self.assertTrue(self.compare((merged, lse), "--atol", "0.3")["within"])
+        self.assertTrue(self.compare((merged, lse), "--rtol", "10")["within"])
+        self.assertEqual(said["guesses"], [])
+
+    def test_wrong_lse_alone(self):
+        merged, lse = self.merged()
+        lse[7] += 0.01
+        said = self.compare((merged, lse))
+        self.assertEqual((said["within"], said["beyond"], said["lse_beyond"]), (False, 0, 1))
+        self.assertEqual((said["lse"]["token"], said["lse"]["head"]), (2, 1))
+        self.assertTrue(self.compare((merged, lse), with_lse=False)["within"])
+
+    def test_other_base(self):
+        self.guessed("in base 2", self.merged(power=lambda x: 2.0 ** x, log=math.log2))
+        said = self.compare(self.merged(), "--lse-base", "2")
+        self.assertTrue(any("in base e" in g for g in said["guesses"]), said)
+
+    def test_transposed_lse(self):
+        self.guessed("transposed", self.merged(lse=[[x[h * T + t] for t in range(T) for h in range(H)] for x in self.lse]))
+
+    def test_empty_shard_with_lse_0(self):
+        for row in range(0, T * H, 2):
+            self.lse[1][row] = -math.inf
+            self.out[1][row * D:(row + 1) * D] = [0.0] * D
+        zeroed = [[0.0 if x == -math.inf else x for x in lse] for lse in self.lse]
+        self.guessed("as 0 instead of -inf", self.merged(lse=zeroed))
+        right = self.merged()
+        self.lse = zeroed
+        self.guessed("left with an LSE of 0", right)
+
+    def test_kv_len_ignored(self):
+        wrong = self.merged()
+        lens = [("I64", [T], [0 if r == 2 and t == 1 else 4 for t in range(T)]) for r in range(N)]
+        self.guessed("kv_len", wrong, files=self.partials(kv_len=lens))
+
+    def test_file_twice_missing_replaced(self):
+        self.guessed("counts rank 1", self.merged(counts=[1, 2, 1]))
+        self.guessed("without rank 2", self.merged(counts=[1, 1, 0]))
+        self.guessed("rank 0's file in the place of rank 2's", self.merged(lse=[self.lse[0], self.lse[1], self.lse[0]], out=[self.out[0], self.out[1], self.out[0]]))
+
+    def test_given_twice_here(self):
+        right = self.merged()
+        files = self.partials()
+        said = self.guessed("same partial", right, files=[files[0], files[1], files[1]])
+        self.assertIn("ranks 1 and 2", " ".join(said["guesses"]))
+
+    def test_no_weights(self):
+        self.guessed("plain mean", self.merged(weight=1.0 / N))
+
+    def test_rounding(self):
+        merged, lse = self.merged()
+        self.guessed("was rounded to bf16", ([bf16(x) for x in merged], lse))
+        self.guessed("LSEs to bf16", self.merged(lse=[[bf16(x) for x in r] for r in self.lse]))
+        self.guessed("partials to bf16", self.merged(out=[[bf16(x) for x in r] for r in self.out]))
+
+    def test_sink(self):
+        path = self.path("sink.safetensors")
+        write(path, sink=("F32", [H], self.sink))
+        self.assertTrue(self.compare(self.merged(sink=1.0), "--sink", path)["within"])
+        self.guessed("without the sink", self.merged(), "--sink", path)
+        self.guessed("once per rank", self.merged(sink=float(N)), "--sink", path)
+
+    def test_refused(self):
+        files = self.partials()
+        rc, out, err = run("merge", "--lse-base", "e", "--compare", self.path("none"), *files)
+        self.assertEqual((rc, out), (1, ""))
+        self.assertIn(self.path("none"), err)
+        write(self.path("small"), out=("F32", [T, H, 1], [0.0] * (T * H)))
+        rc, out, err = run("merge", "--lse-base", "e", "--compare", self.path("small"), *files)
+        self.assertEqual((rc, out), (1, ""))
+        self.assertIn(f"[{T},{H},1]", err)
+        self.assertEqual(run("merge", "--lse-base", "e", *files)[0], 2)

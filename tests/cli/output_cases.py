@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of what the command prints and what `make install` puts down; test_cli.py runs them."""
+import json, os, re, shutil, struct, subprocess, tempfile, unittest
+
+EXE = None  # set by test_cli.py
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+CACHE = os.environ.get("DCP_ATTN_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "dcp-attn")
+COMMANDS = ["generate", "perplexity", "tokenize", "merge", "attend", "bench merge", "bench generate", "info"]
+MPIRUNS = {"openmpi": ["mpirun.openmpi", "--oversubscribe", "-n", "2"], "mpich": ["mpirun.mpich", "-n", "2"]}
+
+
+def environment(more=None):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("DCP_ATTN_") or k == "DCP_ATTN_CACHE"}
+    clean.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    clean.update(more or {})
+    return clean
+
+
+def run(*args, env=None, timeout=120, prefix=()):
+    p = subprocess.run([*prefix, EXE, *args], capture_output=True, text=True, env=environment(env), timeout=timeout)
+    return p.returncode, p.stdout, p.stderr
+
+
+def safetensors(path, tensors):
+    """tensors: name -> (shape, floats), all F32."""
+    header, data = {}, b""
+    for name, (shape, values) in tensors.items():
+        raw = struct.pack(f"<{len(values)}f", *values)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+
+
+class Output(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.dir)
+
+    def path(self, name):
+        return os.path.join(self.dir, name)
+
+    def fits(self, text):
+        for line in text.split("\n"):
+            self.assertLessEqual(len(line), 80, line)
+
+    def test_help_and_info_fit_80_columns(self):
+        self.fits(run("--help")[1])
+        self.fits(run("info")[1])
+        for c in COMMANDS:
+            self.fits(run(*c.split(), "--help")[1])
+
+    def test_info_asks_each_mpi_itself(self):
+        found = {m["name"]: m["text"] for m in json.loads(run("info", "--json")[1])["groups"]["mpi"] if m["loads"]}
+        if "openmpi" in found:
+            self.assertIn("Open MPI", found["openmpi"])
+        if "mpich" in found:
+            self.assertIn("MPICH", found["mpich"])
+
+    def test_higher_level_is_refused(self):
+        best = json.loads(run("info", "--json")[1])["isa"]
+        levels = ["scalar", "avx2", "avx512", "amx"]
+        for level in levels[levels.index(best) + 1:]:
+            for args in (["info"], ["attend", "-o", self.path("o"), "x"]):
+                rc, out, err = run(*args, "--isa", level)
+                self.assertEqual((rc, out), (2, ""))
+                self.assertIn(f"--isa {level}: the highest level of this CPU is {best}", err)
+
+    def test_place_in_the_source_is_for_developers(self):
+        args = ("attend", "-o", self.path("o"), self.path("none"))
+        for more in ((), ("-n", "2"), ("-n", "2", "--comm", "threads")):
+            self.assertNotRegex(run(*args, *more)[2], r"\.c:\d+\]")
+            self.assertRegex(run(*args, *more, env={"DCP_ATTN_DEBUG": "1"})[2], r"\.c:\d+\]")
+
+    def test_attend_names_latent(self):
+        safetensors(self.path("in"), {"q": ([1, 1, 4], [0.0] * 4), "k": ([2, 1, 4], [0.0] * 8)})
+        rc, _, err = run("attend", "-o", self.path("o"), self.path("in"))
+        self.assertEqual(rc, 1)
+        self.assertIn("'v'", err)
+        self.assertIn("--latent D", err)
+        rc, _, err = run("attend", "-o", self.path("o"), self.path("in"), "--latent", "2")
+        self.assertEqual(rc, 0, err)
+        self.assertIn("attended on 1 rank (", err)
+        self.assertIn("rank 0: 2 keys, ", err)
+        self.assertRegex(err, r"workspace [\d.]+ ([KM]i)?B a rank, 0 B moved")
+
+    def test_texts_of_values(self):
+        self.assertIn("-p: the text is empty", run("generate", "-m", "x", "-p", "")[2])
+        self.assertIn("from 64K to ", run("attend", "--memory", "7", "-o", "x", "f")[2])
+
+    def test_closed_pipe_is_quiet(self):
+        for args in (["info"], ["info", "--json"], ["attend", "--help"]):
+            p = subprocess.Popen([EXE, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+            p.stdout.close()  # before the command has written: no reader
+            self.assertEqual(p.stderr.read(), b"")
+            p.stderr.close()
+            self.assertEqual(p.wait(60), 1)
+
+    def test_full_disk_names_the_cause(self):
+        if not os.path.exists("/dev/full"):
+            self.skipTest("no /dev/full")
+        for args in (["info"], ["info", "--json"], ["attend", "--help"]):
+            with open("/dev/full", "w") as full:
+                p = subprocess.run([EXE, *args], stdout=full, stderr=subprocess.PIPE, text=True, env=environment())
+            self.assertEqual((p.returncode, p.stderr), (1, "dcp-attn: standard output: No space left on device\n"))
+
+    def test_once_under_mpirun(self):
+        for name, prefix in MPIRUNS.items():
+            if not shutil.which(prefix[0]):
+                continue
+            rc, out, _ = run("info", prefix=prefix)
+            self.assertEqual((rc, out.count("kernels\n")), (0, 1), name)
+            _, _, err = run("generate", "--frob", prefix=prefix)
+            self.assertEqual(err.count("no such option"), 1, name)
+            _, out, _ = run("attend", "--help", prefix=prefix)
+            self.assertEqual(out.count("Usage:"), 1, name)
+
+
+class ModelOutput(unittest.TestCase):
+    fits = Output.fits
+
+    def setUp(self):
+        self.model = os.path.join(CACHE, "models", "smollm2-135m.gguf")
+        if not os.path.exists(self.model):
+            self.skipTest(f"no {self.model}; scripts/fetch-model.sh smollm2-135m fetches it")
+
+    def generate(self, *args):
+        rc, out, err = run("generate", "-m", self.model, *args, timeout=300)
+        self.assertEqual(rc, 0, err)
+        return out, err
+
+    def test_tables(self):
+        for args in (("-n", "1"), ("-n", "3"), ("-n", "2", "--comm", "threads")):
+            _, err = self.generate("-p", "Hello", "--max-tokens", "3", *args)
+            self.fits(err)
+            self.assertRegex(err, r"rank +attention +merge +gather +dense +other\n")
+            self.assertRegex(err, r"rank +KV tokens +KV bytes +weights +workspace +activations +rest +peak RSS\n")
+            self.assertIn("pages of 64 tokens", err)
+            self.assertEqual("replicated on every rank" in err, args[1] != "1")
+            self.assertRegex(err, r"moved between ranks: .* by the merge, .* by gathers")
+
+    def test_memory_adds_up(self):
+        for n, comm in ((1, "shm"), (2, "shm"), (2, "threads")):
+            said = json.loads(self.generate("--json", "-p", "Hello", "--max-tokens", "2", "-n", str(n), "--comm", comm)[0])
+            named = [sum(r[k] for k in ("kv_bytes", "weight_bytes", "workspace_bytes", "activation_bytes")) for r in said["table"]]
+            for r, own in zip(said["table"], named):
+                self.assertEqual((sum(named) if comm == "threads" else own) + r["rest_bytes"], r["peak_rss_bytes"])
+                parts = [r[k] for k in ("attention_share", "merge_share", "gather_share", "dense_share", "other_share")]
+                self.assertAlmostEqual(sum(parts), 1.0, 3)
+
+    def test_one_token_has_no_rate(self):
+        self.assertIsNone(json.loads(self.generate("--json", "-p", "Hello", "--max-tokens", "1")[0])["generate_tokens_per_s"])
+        err = self.generate("-p", "Hello", "--max-tokens", "1")[1]
+        self.assertIn("answer: 1 token, - tokens/s", err)
+
+    def test_pieces_that_are_no_text(self):
+        text = "a\U0001f642"
+        rc, out, _ = run("tokenize", "-m", self.model, "-p", text)
+        self.assertEqual(rc, 0)
+        self.assertIn("\\xf0\\x9f", out)
+        self.assertNotIn("\ufffd", out)
+        said = json.loads(run("tokenize", "-m", self.model, "-p", text, "--json")[1])
+        got = b"".join(bytes.fromhex(b) if b is not None else p.encode() for p, b in zip(said["pieces"], said["piece_bytes"]))
+        self.assertEqual(got.decode(), text)
+
+    def test_closed_pipe_in_the_midst(self):
+        p = subprocess.Popen([EXE, "generate", "-m", self.model, "-p", "Count to one hundred.", "--max-tokens", "200", "-n", "2"],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+        p.stdout.read(1)
+        p.stdout.close()
+        self.assertEqual(p.stderr.read(), b"")
+        p.stderr.close()
+        self.assertEqual(p.wait(60), 1)
+
+
+class Install(unittest.TestCase):
+    """Into a folder of its own; then README's program, with the flags that pkg-config says."""
+
+    def test_install_and_build(self):
+        build = os.path.dirname(EXE)
+        needed = ("cmake", "pkg-config", "cc")
+        if not all(map(shutil.which, needed)) or not os.path.exists(os.path.join(build, "cmake_install.cmake")):
+            self.skipTest("needs a build folder, " + ", ".join(needed))
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        p = subprocess.run(["cmake", "--install", build, "--prefix", folder], capture_output=True, text=True)
+        self.assertEqual(p.returncode, 0, p.stderr)
+        pc = [d for d, _, files in os.walk(folder) if "dcpattn.pc" in files][0]
+        env = environment({"PKG_CONFIG_PATH": pc, "LD_LIBRARY_PATH": os.path.dirname(pc)})
+        with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
+            source = re.search(r"```c\n(/\* merge\.c.*?)```", f.read(), re.S).group(1)
+        with open(os.path.join(folder, "merge.c"), "w") as f:
+            f.write(source)
+        for name in ("openmpi", "mpich"):
+            if not os.path.exists(os.path.join(build, f"libdcpattn_mpi_{name}.so")):
+                continue
+            flags = subprocess.run(["pkg-config", "--cflags", "--libs", f"dcpattn-{name}"], capture_output=True, text=True, env=env)
+            self.assertEqual(flags.returncode, 0, flags.stderr)
+            program = os.path.join(folder, "merge-" + name)
+            p = subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", os.path.join(folder, "merge.c"), "-o", program, *flags.stdout.split()],
+                               capture_output=True, text=True)
+            self.assertEqual(p.returncode, 0, p.stderr)
+            if not shutil.which(MPIRUNS[name][0]):
+                continue
+            p = subprocess.run([*MPIRUNS[name], program], capture_output=True, text=True, env=env, timeout=120)
+            self.assertEqual(p.returncode, 0, p.stderr)
+            self.assertEqual(sorted(p.stdout.split("\n"))[1:], ["rank 0 of 2: 0.5", "rank 1 of 2: 0.5"], name)
