@@ -5,7 +5,7 @@ DESTDIR ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 GENERATOR := $(if $(shell command -v ninja 2>/dev/null),-G Ninja,)
 
-.PHONY: all setup demo check bench install format clean help
+.PHONY: all setup demo check check-long abi bench bench-merge bench-llama install format clean help
 all: $(BUILD)/CMakeCache.txt
 	@cmake --build $(BUILD) -j $(JOBS) --target product
 
@@ -25,8 +25,21 @@ check: all  ## every test: unit, fault, golden cases, the command
 	@cmake --build $(BUILD) -j $(JOBS)
 	@scripts/check.sh $(BUILD)
 
+check-long: all  ## make check, and combinations of options that repeat what it covers
+	@cmake --build $(BUILD) -j $(JOBS)
+	@scripts/check.sh $(BUILD) --long
+
+abi: all  ## store sizes, offsets and exported names of the public interface after a change that is meant
+	@tools/abi.py $(BUILD)/libdcpattn.so --update
+
 bench: all  ## figures of this machine, as far as there are benches
 	@scripts/bench.sh $(BUILD)
+
+bench-merge: all  ## the merge beside the published form: docs/BENCHMARKS.md's table, docs/bench-merge.svg
+	@scripts/bench-merge.sh $(BUILD)
+
+bench-llama: all  ## tokens per second side by side with llama.cpp (built from PyPI's source first)
+	@scripts/bench-llama.sh $(BUILD)
 
 install: all  ## into PREFIX (default /usr/local), below DESTDIR if given
 	@DESTDIR=$(DESTDIR) cmake --install $(BUILD) --prefix $(PREFIX)
@@ -39,4 +52,4 @@ clean:  ## remove the build
 
 help:
 	@echo "make            build $(BUILD)/dcp-attn"
-	@sed -n 's/^\([a-z]*\):.*##\(.*\)/make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*##\(.*\)/make \1\t\2/p' Makefile | expand -t 16

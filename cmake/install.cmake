@@ -25,6 +25,26 @@ Libs.private: -lm -pthread
 Cflags: -I\${includedir}
 ")
 install(FILES ${CMAKE_BINARY_DIR}/dcpattn.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+# One for each MPI: dcpattn-openmpi, dcpattn-mpich. They say that MPI's own flags too, so that plain cc does.
+foreach(name ${DCP_MPI_NAMES})
+  set(module_cflags)
+  foreach(dir ${DCP_MPI_INCLUDES_${name}})
+    string(APPEND module_cflags " -I${dir}")
+  endforeach()
+  string(REPLACE ";" " " module_libs "${DCP_MPI_LDFLAGS_${name}}")
+  file(WRITE ${CMAKE_BINARY_DIR}/dcpattn-${name}.pc
+"prefix=\${pcfiledir}/${pc_to_prefix}
+moduledir=\${prefix}/lib/dcpattn
+
+Name: dcpattn-${name}
+Description: Groups of dcpattn over an MPI communicator (${name})
+Version: ${PROJECT_VERSION}
+Requires: dcpattn = ${PROJECT_VERSION}
+Libs: -L\${moduledir} -Wl,-rpath,\${moduledir} -ldcpattn_mpi_${name} ${module_libs}
+Cflags:${module_cflags}
+")
+  install(FILES ${CMAKE_BINARY_DIR}/dcpattn-${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endforeach()
 
 # What `make` builds: all that is installed, none of the tests.
 add_custom_target(product)

@@ -17,7 +17,6 @@ flags=("${mpi[@]}" -DDCP_SOURCE_DIR='"."' -DDCP_BINARY_DIR='"."' -std=c11 -D_GNU
 isa_flags() {
     [ "$(uname -m)" = x86_64 ] || return 0
     case $1 in
-    *avx512_bf16*) echo -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx512cd -mavx512bf16 -mavx2 -mfma -mf16c ;;
     *avx512*) echo -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx512cd -mavx2 -mfma -mf16c ;;
     *avx2*) echo -mavx2 -mfma -mf16c ;;
     esac

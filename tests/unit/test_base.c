@@ -16,6 +16,7 @@
 #include "base/alloc_priv.h"
 #include "base/clock_priv.h"
 #include "base/cpu_priv.h"
+#include "base/fault_priv.h"
 #include "base/pool_priv.h"
 
 static void test_status(void **state)
@@ -78,6 +79,19 @@ static void test_alloc(void **state)
     assert_int_equal(dcp__alloc_current(), before);
 }
 
+static void test_fault_points(void **state)
+{
+    (void)state;
+    setenv("DCP_ATTN_FAULT", "kill:tokens:0", 1);
+    assert_int_equal(dcp__fault_load(NULL, NULL), DCP_ERR_ARG);
+    assert_non_null(strstr(dcp_last_error(), "no point \"tokens\""));
+    assert_non_null(strstr(dcp_last_error(), " token"));
+    setenv("DCP_ATTN_FAULT", "kill:token:0", 1);
+    assert_int_equal(dcp__fault_load(NULL, NULL), DCP_OK);
+    unsetenv("DCP_ATTN_FAULT");
+    assert_int_equal(dcp__fault_load(NULL, NULL), DCP_OK);
+}
+
 static void test_cpu(void **state)
 {
     (void)state;
@@ -125,11 +139,11 @@ static void test_pool(void **state)
     static const int n_threads[] = {1, 2, 3, 8};
     static const int64_t n_items[] = {0, 1, 2, 3, 7, 64, 1000};
     const size_t before = dcp__alloc_current();
-    struct dcp__pool *p = NULL;
-    assert_int_equal(dcp__pool_create(0, &p), DCP_ERR_ARG);
+    struct dcp_pool *p = NULL;
+    assert_int_equal(dcp_pool_create(0, 1, &p), DCP_ERR_ARG);
     assert_int_equal(dcp__pool_threads(NULL), 1);
     for (size_t i = 0; i < sizeof(n_threads) / sizeof(n_threads[0]); i++) {
-        assert_int_equal(dcp__pool_create(n_threads[i], &p), DCP_OK);
+        assert_int_equal(dcp_pool_create(n_threads[i], 1, &p), DCP_OK);
         assert_int_equal(dcp__pool_threads(p), n_threads[i]);
         for (int round = 0; round < 300; round++) {
             struct tally t = {.n_threads = n_threads[i]};
@@ -143,9 +157,9 @@ static void test_pool(void **state)
                 nanosleep(&ts, NULL);
             }
         }
-        dcp__pool_destroy(p);
+        dcp_pool_destroy(p);
     }
-    dcp__pool_destroy(NULL);
+    dcp_pool_destroy(NULL);
     struct tally t = {.n_threads = 1};
     dcp__pool_run(NULL, 10, count_item, &t);
     assert_int_equal(t.n, 10);
@@ -156,8 +170,8 @@ static void test_pool(void **state)
 static void test_idle_pool(void **state)
 {
     (void)state;
-    struct dcp__pool *p = NULL;
-    assert_int_equal(dcp__pool_create(8, &p), DCP_OK);
+    struct dcp_pool *p = NULL;
+    assert_int_equal(dcp_pool_create(8, 1, &p), DCP_OK);
     struct tally t = {.n_threads = 8};
     dcp__pool_run(p, 100, count_item, &t);
     struct timespec before, after, ts = {.tv_nsec = 50000000};
@@ -169,15 +183,16 @@ static void test_idle_pool(void **state)
     const double used_s =
         (double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) * 1e-9;
     assert_true(used_s < 0.05);
-    dcp__pool_destroy(p);
+    dcp_pool_destroy(p);
 }
 
 int main(void)
 {
     unsetenv("DCP_ATTN_ISA");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_status), cmocka_unit_test(test_alloc),     cmocka_unit_test(test_cpu),
-        cmocka_unit_test(test_pool),   cmocka_unit_test(test_idle_pool),
+        cmocka_unit_test(test_status),       cmocka_unit_test(test_alloc),
+        cmocka_unit_test(test_fault_points), cmocka_unit_test(test_cpu),
+        cmocka_unit_test(test_pool),         cmocka_unit_test(test_idle_pool),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
