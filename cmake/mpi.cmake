@@ -54,7 +54,7 @@ function(dcp_mpi_module name)
     add_executable(mpi_contract_${name} ${CMAKE_SOURCE_DIR}/tests/group/mpi_contract.c)
     target_include_directories(mpi_contract_${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
     target_include_directories(mpi_contract_${name} SYSTEM PRIVATE ${includes})
-    target_link_libraries(mpi_contract_${name} PRIVATE dcpattn_mpi_${name} dcp_group dcp_base ${ldflags})
+    target_link_libraries(mpi_contract_${name} PRIVATE dcpattn_mpi_${name} dcp_merge dcp_group dcp_kernels dcp_plan dcp_shard dcp_num dcp_base ${ldflags})
   endif()
 endfunction()
 

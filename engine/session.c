@@ -212,7 +212,11 @@ dcp_status session_create(dcp_group *g, const struct gguf *file, const struct se
     if (g == NULL || file == NULL || opts == NULL || out == NULL)
         return dcp__fail(DCP_ERR_ARG, "session_create: group, file, options or out is NULL");
     void *p = NULL;
-    DCP_TRY(dcp__alloc(sizeof(struct session), "session", &p));
+    const dcp_status got = dcp__alloc(sizeof(struct session), "session", &p);
+    if (got != DCP_OK) {
+        dcp_group_abort(g, "out of memory for a session");
+        return got;
+    }
     struct session *s = p;
     s->group = g;
     s->f.group = g;

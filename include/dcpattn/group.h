@@ -9,7 +9,12 @@
  *
  * Every wait has the group's deadline. After a failure the group is poisoned: every later call on
  * it returns DCP_ERR_POISONED and names the first cause; only dcp_group_destroy is useful then. One
- * thread at a time per handle: a second concurrent call is refused with DCP_ERR_BUSY. */
+ * thread at a time per handle: a second concurrent call is refused with DCP_ERR_BUSY.
+ *
+ * A collective call that one rank cannot take part in (an argument refused, no memory) fails on
+ * every rank at once, the text naming that rank: the refusal travels in the call's first record and
+ * nothing is poisoned. The exceptions are a NULL handle, of which the peers cannot learn, and a
+ * rank without the memory for that record: it poisons the group, so that they need not wait. */
 #ifndef DCPATTN_GROUP_H
 #define DCPATTN_GROUP_H
 
@@ -228,8 +233,8 @@ DCP_API dcp_status dcp_group_barrier(dcp_group *g);
  *  @param[in]  send     [n_bytes]; NULL where n_bytes is 0
  *  @param[in]  n_bytes  the same on all ranks
  *  @param[out] recv     [size * n_bytes], may not overlap send
- *  @return as dcp_group_barrier; DCP_ERR_ARG (NULL, overlap); DCP_ERR_MISMATCH on all ranks if
- * n_bytes differs: then nothing has moved and the group goes on.
+ *  @return as dcp_group_barrier; DCP_ERR_ARG (NULL, overlap) or DCP_ERR_MISMATCH (n_bytes
+ * differs) on all ranks: then nothing has moved and the group goes on.
  *  Threads: one per handle.  Collective: yes.  Allocates nothing.  Cost: up to 248 bytes: one
  *  barrier; else two copies or one message per peer and tile. */
 DCP_API dcp_status dcp_group_allgather(dcp_group *g, const void *send, size_t n_bytes, void *recv);

@@ -59,9 +59,10 @@
  * In place. merged may be exactly the own slice of the own out: at its address, with its strides
  * and its type, by heads or by tokens (never cut none); merged_lse may likewise be the own slice of
  * the own f32 lse. Every other overlap with the partial of this rank, or of any rank in the same
- * address space, is refused on every rank before anything moves. Apart from that the partial is
- * only read (allreduce is the exception, see dcp_merge_info.overwrites_partial). When run returns,
- * no peer reads this rank's partial any more.
+ * address space, and any with the group memory of another rank, is refused on every rank before
+ * anything moves. Apart from that the partial is only read (allreduce is the exception, see
+ * dcp_merge_info.overwrites_partial). When run returns DCP_OK, no peer reads this rank's partial
+ * any more; see Failure.
  *
  * Memory. create takes all memory and reports the exact bytes; run allocates nothing. All of it
  * keeps to workspace_limit_bytes (allreduce apart): work goes in tiles of tokens, of some heads of
@@ -78,8 +79,11 @@
  *
  * Failure. Every wait has the group's deadline. A dead or late peer gives DCP_ERR_PEER or
  * DCP_ERR_TIMEOUT naming it, and the group is poisoned. A result is good only if run returned
- * DCP_OK. In halving and hierarchical ranks wait for each other in a chain: a rank that hangs without
- * having died may be named through one that waits for it.
+ * DCP_OK. A run that poisoned the group may leave a peer behind that is slow, not dead, and still
+ * reads: the partial (memory of the caller's in a threads group; over MPI, for allreduce) must live
+ * until the handles of all ranks are destroyed, over MPI until exit. Memory of dcp_group_alloc does
+ * by itself. In halving and hierarchical ranks wait for each other in a chain: a rank that hangs
+ * without having died may be named through one that waits for it.
  *
  * Not blocking: dcp_merge_start, dcp_merge_test, dcp_merge_wait. Without a group: dcp_merge_local,
  * dcp_merge_pair. Before anything: dcp_merge_plan. */

@@ -32,7 +32,8 @@ extern "C" {
  * on: a late peer is DCP_ERR_TIMEOUT and named (in a group of more than 64 ranks on several hosts
  * MPI does not say which). A killed one ends the job by its launcher; the library never calls
  *  MPI_Abort. A poisoned group is so for the ranks of the host that noticed; other hosts notice by
- *  their own deadlines. Buffers of an exchange that was open then must live until exit. */
+ *  their own deadlines. Buffers of a call that failed must live until exit; group memory and
+ *  the workspaces of merges do so by themselves. */
 DCP_API dcp_status dcp_group_create_mpi(MPI_Comm comm, const dcp_group_opts *opts,
                                         dcp_group **group_out);
 

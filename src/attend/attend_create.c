@@ -310,12 +310,14 @@ static dcp_status size_tile(struct dcp_attend *a)
     return agree_rows(a);
 }
 
-static dcp_status build(struct dcp_attend *a, const dcp_attend_desc *desc)
+/* has_place: the caller's attend_out is not NULL. */
+static dcp_status build(struct dcp_attend *a, const dcp_attend_desc *desc, bool has_place)
 {
     struct dcp__attend_record mine;
     memset(&mine, 0, sizeof(mine));
     dcp_isa isa = DCP_ISA_SCALAR;
-    dcp_status st = read_desc(desc, &a->d);
+    dcp_status st = has_place ? read_desc(desc, &a->d)
+                              : dcp__fail(DCP_ERR_ARG, "dcp_attend_create: attend_out is NULL");
     if (st == DCP_OK) st = dcp__isa_choose(DCP_ISA_DEFAULT, &isa);
     if (st == DCP_OK) {
         if (a->d.pool != NULL) {
@@ -351,15 +353,14 @@ static void tear_down(struct dcp_attend *a)
     dcp_group_free(a->group, a->shared);
     dcp_merge_destroy(a->merge);
     dcp_pool_destroy(a->own_pool);
-    dcp__free(a->local);
+    if (!dcp__group_keeps_buffers(a->group)) dcp__free(a->local); /* partials on their way */
     dcp__free(a->records);
     dcp__free(a);
 }
 
 dcp_status dcp_attend_create(dcp_group *g, const dcp_attend_desc *desc, dcp_attend **attend_out)
 {
-    if (g == NULL || attend_out == NULL)
-        return dcp__fail(DCP_ERR_ARG, "dcp_attend_create: the group or attend_out is NULL");
+    if (g == NULL) return dcp__fail(DCP_ERR_ARG, "dcp_attend_create: the group is NULL");
     DCP_TRY(dcp__group_enter(g));
     const int n = dcp_group_size(g);
     struct dcp_attend *a = NULL;
@@ -379,7 +380,7 @@ dcp_status dcp_attend_create(dcp_group *g, const dcp_attend_desc *desc, dcp_atte
         return st;
     }
     a->records = ptr;
-    st = build(a, desc);
+    st = build(a, desc, attend_out != NULL);
     if (st == DCP_OK) {
         *attend_out = a;
     } else {

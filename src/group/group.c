@@ -284,51 +284,46 @@ static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes
     return x <= y ? y - x < a_bytes : x - y < b_bytes; /* a sum could wrap around */
 }
 
+static enum dcp__refusal check_allgather(const dcp_group *g, const void *send, size_t n_bytes,
+                                         const void *recv)
+{
+    size_t all_bytes;
+    if (dcp__mul_overflow(n_bytes, (size_t)g->size, &all_bytes)) return DCP__REFUSES_SIZE;
+    if (n_bytes > 0 && (send == NULL || recv == NULL)) return DCP__REFUSES_NULL;
+    return overlap(send, n_bytes, recv, all_bytes) ? DCP__REFUSES_OVERLAP : DCP__TAKES_PART;
+}
+
 dcp_status dcp_group_allgather(dcp_group *g, const void *send, size_t n_bytes, void *recv)
 {
-    if (g == NULL) return dcp__fail(DCP_ERR_ARG, "allgather: group is NULL");
-    size_t all_bytes;
-    if (dcp__mul_overflow(n_bytes, (size_t)g->size, &all_bytes)) {
-        return dcp__fail(DCP_ERR_ARG, "allgather: %d times %zu bytes exceed the address space",
-                         g->size, n_bytes);
-    }
-    if (n_bytes > 0 && (send == NULL || recv == NULL)) {
-        return dcp__fail(DCP_ERR_ARG, "allgather: %s is NULL", send == NULL ? "send" : "recv");
-    }
-    if (overlap(send, n_bytes, recv, all_bytes)) {
-        return dcp__fail(DCP_ERR_ARG, "allgather: send and recv overlap");
-    }
     DCP_TRY(dcp__group_enter_call(g, DCP__CALL_ALLGATHER));
     dcp__fault_point(g, "allgather");
-    return dcp__group_leave_call(g, DCP__CALL_ALLGATHER, dcp__allgather(g, send, n_bytes, recv));
+    return dcp__group_leave_call(
+        g, DCP__CALL_ALLGATHER,
+        dcp__allgather(g, send, n_bytes, recv, check_allgather(g, send, n_bytes, recv)));
+}
+
+static enum dcp__refusal check_cols(const dcp_group *g, const void *buf, size_t n_rows,
+                                    size_t row_stride_bytes, const size_t *col_off_bytes)
+{
+    if (col_off_bytes == NULL || (buf == NULL && n_rows > 0)) return DCP__REFUSES_NULL;
+    for (int r = 0; r < g->size; r++) {
+        if (col_off_bytes[r] > col_off_bytes[r + 1]) return DCP__REFUSES_COLUMNS;
+    }
+    size_t span;
+    if (dcp__mul_overflow(n_rows, row_stride_bytes, &span)) return DCP__REFUSES_SIZE;
+    return n_rows > 1 && col_off_bytes[g->size] > row_stride_bytes ? DCP__REFUSES_COLUMNS
+                                                                   : DCP__TAKES_PART;
 }
 
 static dcp_status gather_cols(dcp_group *g, void *buf, size_t n_rows, size_t row_stride_bytes,
                               const size_t *col_off_bytes, bool is_fenced)
 {
-    if (g == NULL) return dcp__fail(DCP_ERR_ARG, "gather_cols: group is NULL");
-    if (col_off_bytes == NULL || (buf == NULL && n_rows > 0)) {
-        return dcp__fail(DCP_ERR_ARG, "gather_cols: %s is NULL",
-                         col_off_bytes == NULL ? "col_off_bytes" : "buf");
-    }
-    for (int r = 0; r < g->size; r++) {
-        if (col_off_bytes[r] > col_off_bytes[r + 1]) {
-            return dcp__fail(DCP_ERR_ARG,
-                             "gather_cols: col_off_bytes[%d] = %zu is above [%d] = %zu", r,
-                             col_off_bytes[r], r + 1, col_off_bytes[r + 1]);
-        }
-    }
-    size_t span;
-    if (dcp__mul_overflow(n_rows, row_stride_bytes, &span) ||
-        (n_rows > 1 && col_off_bytes[g->size] > row_stride_bytes)) {
-        return dcp__fail(DCP_ERR_ARG, "gather_cols: %zu rows of stride %zu hold no %zu columns",
-                         n_rows, row_stride_bytes, col_off_bytes[g->size]);
-    }
     DCP_TRY(dcp__group_enter_call(g, DCP__CALL_GATHER_COLS));
     dcp__fault_point(g, "gather_cols");
     return dcp__group_leave_call(
         g, DCP__CALL_GATHER_COLS,
-        dcp__gather_cols(g, buf, n_rows, row_stride_bytes, col_off_bytes, is_fenced));
+        dcp__gather_cols(g, buf, n_rows, row_stride_bytes, col_off_bytes, is_fenced,
+                         check_cols(g, buf, n_rows, row_stride_bytes, col_off_bytes)));
 }
 
 dcp_status dcp_group_gather_cols(dcp_group *g, void *buf, size_t n_rows, size_t row_stride_bytes,
@@ -347,10 +342,12 @@ dcp_status dcp_group_gather_cols_unfenced(dcp_group *g, void *buf, size_t n_rows
 
 dcp_status dcp_group_alloc(dcp_group *g, size_t n_bytes, void **ptr_out)
 {
-    if (ptr_out == NULL) return dcp__fail(DCP_ERR_ARG, "alloc: ptr_out is NULL");
     DCP_TRY(dcp__group_enter_call(g, DCP__CALL_ALLOC));
     dcp__fault_point(g, "alloc");
-    return dcp__group_leave_call(g, DCP__CALL_ALLOC, g->ops->alloc(g, n_bytes, ptr_out));
+    dcp_status st = ptr_out != NULL ? DCP_OK : dcp__fail(DCP_ERR_ARG, "alloc: ptr_out is NULL");
+    st = dcp__group_agree(g, "alloc", st);
+    if (st == DCP_OK) st = g->ops->alloc(g, n_bytes, ptr_out);
+    return dcp__group_leave_call(g, DCP__CALL_ALLOC, st);
 }
 
 void dcp_group_free(dcp_group *g, void *ptr)

@@ -80,6 +80,11 @@ struct dcp__group_ops {
     /* The group has just been poisoned by this rank: stop what moves. NULL allowed. */
     void (*poisoned)(dcp_group *g);
     void (*destroy)(dcp_group *g); /* frees g too */
+    /* The first rank beside the own whose part of group memory the range touches; false where none
+     * does. NULL: a peer's part cannot be told from other memory. */
+    bool (*touches_peer)(const dcp_group *g, const void *ptr, size_t n_bytes, int *rank_out);
+    bool one_space; /* the ranks are in one address space: every address means the same to all */
+    bool keeps_buffers; /* once poisoned, the transport may still use buffers that it was given */
 };
 
 struct dcp__local_alloc {
@@ -142,10 +147,23 @@ dcp_status dcp__group_leave_call(dcp_group *g, enum dcp__call call, dcp_status s
  * own code, or with that of the first that failed, the text naming it. Needs g->scratch. */
 dcp_status dcp__group_agree(dcp_group *g, const char *what, dcp_status own);
 
-/* group_gather.c: the work of the public calls, arguments checked and the handle held. */
+/* Why a rank cannot take part in a gather. It travels in the first record, so that every rank fails
+ * and none waits. */
+enum dcp__refusal {
+    DCP__TAKES_PART = 0,
+    DCP__REFUSES_NULL,    /* a buffer is NULL */
+    DCP__REFUSES_SIZE,    /* sizes exceed the address space */
+    DCP__REFUSES_OVERLAP, /* send and recv overlap */
+    DCP__REFUSES_COLUMNS, /* the offsets of columns do not ascend, or exceed the stride */
+    DCP__REFUSAL_COUNT
+};
+
+/* group_gather.c: the work of the public calls, the handle held. Arguments were checked: nothing of
+ * them is used where the rank refuses. */
 dcp_status dcp__gather_cols(dcp_group *g, void *buf, size_t n_rows, size_t row_stride_bytes,
-                            const size_t *col_off_bytes, bool is_fenced);
-dcp_status dcp__allgather(dcp_group *g, const void *send, size_t n_bytes, void *recv);
+                            const size_t *col_off_bytes, bool is_fenced, enum dcp__refusal refusal);
+dcp_status dcp__allgather(dcp_group *g, const void *send, size_t n_bytes, void *recv,
+                          enum dcp__refusal refusal);
 
 /* Sum in rank order through messages, for ranks without common memory. */
 dcp_status dcp__allreduce_sent(dcp_group *g, float *buf, size_t n);

@@ -20,7 +20,8 @@ struct cols {
 
 struct gather_info {
     uint64_t n_rows, row_stride, cols_hash, offset;
-    uint32_t alloc_id, is_visible;
+    uint32_t alloc_id;
+    uint16_t is_visible, refusal;
 };
 _Static_assert(sizeof(struct gather_info) <= DCP__RECORD_MAX, "the info travels in a record");
 
@@ -210,17 +211,42 @@ static uint64_t hash_cols(const dcp_group *g, const size_t *off)
     return h;
 }
 
-dcp_status dcp__gather_cols(dcp_group *g, void *buf, size_t n_rows, size_t row_stride_bytes,
-                            const size_t *col_off_bytes, bool is_fenced)
+/* The first rank that refuses, in everybody's words. */
+static dcp_status refused(const dcp_group *g, const char *call, int rank, unsigned refusal)
 {
+    static const char *const why[DCP__REFUSAL_COUNT] = {
+        [DCP__REFUSES_NULL] = "a buffer is NULL",
+        [DCP__REFUSES_SIZE] = "sizes exceed the address space",
+        [DCP__REFUSES_OVERLAP] = "send and recv overlap",
+        [DCP__REFUSES_COLUMNS] = "the columns do not ascend, or exceed the row stride",
+    };
+    const char *text = refusal < DCP__REFUSAL_COUNT ? why[refusal] : "?";
+    if (rank == g->rank) return dcp__fail(DCP_ERR_ARG, "%s: rank %d refuses: %s", call, rank, text);
+    return dcp__fail(DCP_ERR_ARG, "%s: rank %d refuses, so rank %d stops too: %s", call, rank,
+                     g->rank, text);
+}
+
+dcp_status dcp__gather_cols(dcp_group *g, void *buf, size_t n_rows, size_t row_stride_bytes,
+                            const size_t *col_off_bytes, bool is_fenced, enum dcp__refusal refusal)
+{
+    const bool takes_part = refusal == DCP__TAKES_PART;
     const struct cols c = {
         .buf = buf, .n_rows = n_rows, .row_stride = row_stride_bytes, .off = col_off_bytes};
-    struct gather_info own = {
-        .n_rows = n_rows, .row_stride = row_stride_bytes, .cols_hash = hash_cols(g, col_off_bytes)};
-    const size_t span = n_rows == 0 ? 0 : (n_rows - 1) * row_stride_bytes + col_off_bytes[g->size];
-    own.is_visible = g->all_see && g->ops->locate(g, buf, span, &own.alloc_id, &own.offset) ? 1 : 0;
+    struct gather_info own = {.refusal = (uint16_t)refusal};
+    if (takes_part) {
+        own.n_rows = n_rows;
+        own.row_stride = row_stride_bytes;
+        own.cols_hash = hash_cols(g, col_off_bytes);
+        const size_t span =
+            n_rows == 0 ? 0 : (n_rows - 1) * row_stride_bytes + col_off_bytes[g->size];
+        own.is_visible =
+            g->all_see && g->ops->locate(g, buf, span, &own.alloc_id, &own.offset) ? 1 : 0;
+    }
     struct gather_info *const infos = g->scratch;
     DCP_TRY(g->ops->record(g, &own, sizeof(own), infos));
+    for (int r = 0; r < g->size; r++) {
+        if (infos[r].refusal != 0) return refused(g, "gather_cols", r, infos[r].refusal);
+    }
     bool all_visible = true;
     for (int r = 0; r < g->size; r++) {
         /* The row stride is a rank's own business unless peers read its memory with it. */
@@ -240,18 +266,30 @@ dcp_status dcp__gather_cols(dcp_group *g, void *buf, size_t n_rows, size_t row_s
     return all_visible ? gather_direct(g, &c, infos, is_fenced) : gather_indirect(g, &c);
 }
 
-/* A record is [size of the message u64][the message where it fits]. */
-dcp_status dcp__allgather(dcp_group *g, const void *send, size_t n_bytes, void *recv)
+/* A record is [size of the message u64][the message where it fits]; a refusal is in the highest
+ * byte of the size, which no message needs. */
+dcp_status dcp__allgather(dcp_group *g, const void *send, size_t n_bytes, void *recv,
+                          enum dcp__refusal refusal)
 {
-    enum { SMALL_MAX = DCP__RECORD_MAX - sizeof(uint64_t) };
+    enum { SMALL_MAX = DCP__RECORD_MAX - sizeof(uint64_t), REFUSAL_SHIFT = 56 };
     char record[DCP__RECORD_MAX];
-    const uint64_t own_bytes = n_bytes;
+    const uint64_t own_bytes =
+        refusal == DCP__TAKES_PART ? n_bytes : (uint64_t)refusal << REFUSAL_SHIFT;
     const size_t in_record = n_bytes <= SMALL_MAX ? n_bytes : 0;
     memcpy(record, &own_bytes, sizeof(own_bytes));
-    if (in_record > 0) memcpy(record + sizeof(own_bytes), send, in_record);
+    if (in_record > 0 && refusal == DCP__TAKES_PART)
+        memcpy(record + sizeof(own_bytes), send, in_record);
+    else if (in_record > 0)
+        memset(record + sizeof(own_bytes), 0, in_record);
     const size_t record_bytes = sizeof(own_bytes) + in_record;
     char *const all = g->scratch;
     DCP_TRY(g->ops->record(g, record, record_bytes, all));
+    for (int r = 0; r < g->size; r++) {
+        uint64_t r_bytes;
+        memcpy(&r_bytes, all + (size_t)r * record_bytes, sizeof(r_bytes));
+        if (r_bytes >> REFUSAL_SHIFT != 0)
+            return refused(g, "allgather", r, (unsigned)(r_bytes >> REFUSAL_SHIFT));
+    }
     for (int r = 0; r < g->size; r++) {
         uint64_t r_bytes;
         memcpy(&r_bytes, all + (size_t)r * record_bytes, sizeof(r_bytes));

@@ -114,6 +114,21 @@ bool dcp__group_locate(const dcp_group *g, const void *ptr, size_t n_bytes, uint
     return g->ops->locate(g, ptr, n_bytes, alloc_id_out, offset_out);
 }
 
+bool dcp__group_touches_peer(const dcp_group *g, const void *ptr, size_t n_bytes, int *rank_out)
+{
+    return g->ops->touches_peer != NULL && g->ops->touches_peer(g, ptr, n_bytes, rank_out);
+}
+
+bool dcp__group_one_space(const dcp_group *g)
+{
+    return g->ops->one_space;
+}
+
+bool dcp__group_keeps_buffers(const dcp_group *g)
+{
+    return g->ops->keeps_buffers && dcp__group_is_poisoned(g);
+}
+
 void *dcp__group_peer_ptr(const dcp_group *g, int rank, uint32_t alloc_id, uint64_t offset,
                           size_t n_bytes)
 {

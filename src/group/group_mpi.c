@@ -193,8 +193,10 @@ static dcp_status mpi_exchange_start(dcp_group *g, unsigned slot, const struct d
     for (int i = 0; i < n_sends + n_recvs; i++) {
         const size_t n = i < n_sends ? sends[i].n_bytes : recvs[i - n_sends].n_bytes;
         if (n > INT_MAX) {
-            return FAIL(DCP_ERR_ARG, "exchange: a message of %zu bytes; at most %d under MPI", n,
-                        INT_MAX);
+            /* The peers have begun: they cannot be left waiting for this message. */
+            return POISON(g, DCP_ERR_ARG,
+                          "rank %d: exchange: a message of %zu bytes; at most %d under MPI",
+                          g->rank, n, INT_MAX);
         }
     }
     o->is_open = true;
@@ -343,6 +345,7 @@ static dcp_status mpi_alloc(dcp_group *g, size_t n_bytes, void **ptr_out)
 static void mpi_free(dcp_group *g, void *ptr)
 {
     dcp_group *const host = mpi_of(g)->host;
+    if (is_poisoned(g)) return; /* MPI may still write into it: it lives until exit */
     if (host == NULL) {
         lib()->local_free(g, ptr); /* nobody else sees it */
         return;
@@ -365,6 +368,19 @@ static void *mpi_peer_ptr(const dcp_group *g, int rank, uint32_t alloc_id, uint6
     const struct mpi_group *const m = (const struct mpi_group *)g;
     if (m->host == NULL) return lib()->any_peer_ptr(g, rank, alloc_id, offset, n_bytes);
     return lib()->shm_ops->peer_ptr(m->host, m->host_ranks[rank], alloc_id, offset, n_bytes);
+}
+
+static bool mpi_touches_peer(const dcp_group *g, const void *ptr, size_t n_bytes, int *rank_out)
+{
+    const struct mpi_group *const m = (const struct mpi_group *)g;
+    int in_host;
+    if (m->host == NULL || !lib()->shm_ops->touches_peer(m->host, ptr, n_bytes, &in_host)) {
+        return false;
+    }
+    for (int r = 0; r < g->size; r++) {
+        if (g->host_of[r] == g->host_of[g->rank] && m->host_ranks[r] == in_host) *rank_out = r;
+    }
+    return true;
 }
 
 /* What has not arrived is called off; what cannot be called off keeps its buffers until exit. */
@@ -429,4 +445,6 @@ const struct dcp__group_ops dcp__mpi_ops = {
     .split = mpi_split,
     .poisoned = mpi_poisoned,
     .destroy = mpi_destroy,
+    .touches_peer = mpi_touches_peer,
+    .keeps_buffers = true,
 };

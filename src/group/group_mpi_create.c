@@ -28,6 +28,7 @@ static dcp_status take(size_t n, size_t elem_bytes, const char *what, void *ptr_
 
 struct mpi_shared {
     MPI_Comm comm;
+    struct dcp__group_ops ops; /* those of shm, some replaced; keeps_buffers once MPI holds any */
 };
 
 static MPI_Comm shared_comm(const dcp_group *g)
@@ -37,13 +38,22 @@ static MPI_Comm shared_comm(const dcp_group *g)
 
 static dcp_status shared_allreduce_f32(dcp_group *g, float *buf, size_t n)
 {
-    return dcp__mpi_allreduce(g, shared_comm(g), buf, n);
+    const dcp_status st = dcp__mpi_allreduce(g, shared_comm(g), buf, n);
+    if (st != DCP_OK) ((struct mpi_shared *)g->outer)->ops.keeps_buffers = true;
+    return st;
+}
+
+static void shared_free(dcp_group *g, void *ptr)
+{
+    if (!g->ops->keeps_buffers || !is_poisoned(g)) lib()->shm_ops->free(g, ptr);
 }
 
 static void shared_destroy(dcp_group *g)
 {
     struct mpi_shared *const s = g->outer;
+    if (is_poisoned(g) && s->ops.keeps_buffers) return; /* MPI may still write into group memory */
     if (!is_poisoned(g) && !dcp__mpi_is_over()) (void)MPI_Comm_free(&s->comm);
+    g->ops = lib()->shm_ops;
     lib()->free(s);
     lib()->shm_ops->destroy(g);
 }
@@ -55,6 +65,7 @@ static struct dcp__group_ops make_shared_ops(void)
     struct dcp__group_ops ops = *lib()->shm_ops;
     ops.name = "mpi";
     ops.allreduce_f32 = shared_allreduce_f32;
+    ops.free = shared_free;
     ops.split = shared_split;
     ops.destroy = shared_destroy;
     return ops;
@@ -240,8 +251,6 @@ static dcp_status share_memory(struct meeting *c, const struct dcp__group_opts *
 
 static dcp_status create_shared(struct meeting *c, dcp_shm *shm, dcp_group **group_out)
 {
-    static struct dcp__group_ops ops; /* the same for all, so that writing it again is no harm */
-    ops = make_shared_ops();
     struct mpi_shared *s = NULL;
     dcp_group *g = NULL;
     dcp_status st = take(1, sizeof(*s), "MPI group", &s);
@@ -249,8 +258,9 @@ static dcp_status create_shared(struct meeting *c, dcp_shm *shm, dcp_group **gro
     st = all_ok(c, st);
     if (st == DCP_OK) {
         s->comm = c->comm;
+        s->ops = make_shared_ops();
         g->outer = s;
-        g->ops = &ops;
+        g->ops = &s->ops;
         *group_out = g;
         return DCP_OK;
     }

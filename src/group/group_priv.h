@@ -47,6 +47,14 @@ bool dcp__group_locate(const dcp_group *g, const void *ptr, size_t n_bytes, uint
  * (other host, or out of its bounds). */
 void *dcp__group_peer_ptr(const dcp_group *g, int rank, uint32_t alloc_id, uint64_t offset,
                           size_t n_bytes);
+/* Whether [ptr, ptr + n_bytes) touches the part of group memory of another rank of this host, and of
+ * which; false where parts cannot be told apart (a threads group, ranks without common memory). */
+bool dcp__group_touches_peer(const dcp_group *g, const void *ptr, size_t n_bytes, int *rank_out);
+/* True if all ranks are in one address space: an address of one is the same memory on all. */
+bool dcp__group_one_space(const dcp_group *g);
+/* True if the group is poisoned and its transport may still read or write the buffers that it was
+ * given: who owns them must let them live until exit. */
+bool dcp__group_keeps_buffers(const dcp_group *g);
 /* True if this rank can read rank's group memory directly: exactly if both have the same
  * dcp_group_host. The rank itself is always seen. */
 bool dcp__group_sees(const dcp_group *g, int rank);

@@ -67,6 +67,7 @@ static const struct dcp__group_ops self_ops = {
     .peer_ptr = dcp__any_peer_ptr,
     .split = self_split,
     .destroy = self_destroy,
+    .one_space = true,
 };
 
 static dcp_status create(int64_t deadline_ns, dcp_group **group_out)

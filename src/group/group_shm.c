@@ -372,6 +372,31 @@ static void *shm_peer_ptr(const dcp_group *g, int rank, uint32_t alloc_id, uint6
     return a->base + a->begin[rank] + offset;
 }
 
+static bool meets(uintptr_t a, uint64_t a_bytes, uintptr_t b, uint64_t b_bytes)
+{
+    return a_bytes > 0 && b_bytes > 0 && (a <= b ? b - a < a_bytes : a - b < b_bytes);
+}
+
+static bool shm_touches_peer(const dcp_group *g, const void *ptr, size_t n_bytes, int *rank_out)
+{
+    const struct shm_extra *const x = ((const struct dcp__mem_group *)g)->extra;
+    uint32_t id;
+    uint64_t offset;
+    if (shm_locate(g, ptr, n_bytes, &id, &offset)) return false; /* the usual case: in its own */
+    for (int k = 0; k < x->n_high; k++) {
+        const struct shm_alloc *const a = &x->allocs[k];
+        const uintptr_t begin = (uintptr_t)a->base;
+        if (a->base == NULL || !meets((uintptr_t)ptr, n_bytes, begin, a->map_bytes)) continue;
+        for (int r = 0; r < g->size; r++) {
+            if (r == g->rank || !meets((uintptr_t)ptr, n_bytes, begin + a->begin[r], a->n_bytes[r]))
+                continue;
+            *rank_out = r;
+            return true;
+        }
+    }
+    return false;
+}
+
 static void shm_destroy(dcp_group *g)
 {
     struct dcp__mem_group *const m = dcp__mem_of(g);
@@ -440,6 +465,7 @@ const struct dcp__group_ops dcp__shm_ops = {
     .staging = dcp__mem_staging,
     .set_call = dcp__mem_set_call,
     .destroy = shm_destroy,
+    .touches_peer = shm_touches_peer,
 };
 
 dcp_status dcp__shm_enter(dcp_shm *shm, int rank, dcp_group **group_out)

@@ -43,7 +43,9 @@ static dcp_status split(dcp_group *g, int color, int key, dcp_group **sub_out)
     struct split_info *const infos = g->scratch;
     DCP_TRY(g->ops->record(g, &own, sizeof(own), infos));
     void *mem;
-    dcp_status st = dcp__alloc_array(2 * (size_t)g->size, sizeof(int), "members of a split", &mem);
+    dcp_status st = sub_out == NULL ? dcp__fail(DCP_ERR_ARG, "split: sub_out is NULL")
+                                    : dcp__alloc_array(2 * (size_t)g->size, sizeof(int),
+                                                       "members of a split", &mem);
     int *const members = st == DCP_OK ? mem : NULL;
     struct dcp__split how = {.leader = -1, .color = own.color, .key = key};
     if (st == DCP_OK && own.color >= 0) {
@@ -67,9 +69,6 @@ static dcp_status split(dcp_group *g, int color, int key, dcp_group **sub_out)
 
 dcp_status dcp_group_split(dcp_group *g, int color, int key, dcp_group **sub_out)
 {
-    if (g == NULL || sub_out == NULL) {
-        return dcp__fail(DCP_ERR_ARG, "split: %s is NULL", g == NULL ? "group" : "sub_out");
-    }
     DCP_TRY(dcp__group_enter_call(g, DCP__CALL_SPLIT));
     dcp__fault_point(g, "split");
     return dcp__group_leave_call(g, DCP__CALL_SPLIT, split(g, color, key, sub_out));

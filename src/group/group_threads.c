@@ -85,6 +85,7 @@ static const struct dcp__group_ops threads_ops = {
     .staging = dcp__mem_staging,
     .set_call = dcp__mem_set_call,
     .destroy = threads_destroy,
+    .one_space = true,
 };
 
 static dcp_status shared_create(int n, const struct dcp__group_opts *opts,

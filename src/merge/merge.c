@@ -50,7 +50,7 @@ dcp_status dcp__merge_math_of(const dcp_merge_desc *desc, struct dcp__merge_math
     memcpy(math->kernels.merge_row, all.merge_row, sizeof(all.merge_row));
     memcpy(math->kernels.merge_row_nt, all.merge_row_nt, sizeof(all.merge_row_nt));
     memcpy(math->kernels.merge_row_name, all.merge_row_name, sizeof(all.merge_row_name));
-    memcpy(math->kernels.merge_weights, all.merge_weights, sizeof(all.merge_weights));
+    math->kernels.merge_weights = all.merge_weights[0];
     math->dim = desc->dim;
     math->is_base_2 = desc->lse_base == DCP_LSE_BASE_2;
     math->has_sum = desc->lse_form == DCP_LSE_FORM_MAX_SUM;
@@ -156,6 +156,8 @@ dcp_status dcp__merge_fit_limit(struct dcp__merge_shape *shape, size_t limit_byt
                                 struct dcp__merge_sizes *sizes_out)
 {
     const size_t own = dcp__merge_own_bytes(shape->n_ranks);
+    /* A message lies in the workspace, and MPI counts its bytes in an int. */
+    if (limit_bytes > INT32_MAX) limit_bytes = INT32_MAX;
     const bool is_bounded =
         shape->algo != DCP_MERGE_ALLREDUCE && shape->algo != DCP_MERGE_ALLREDUCE_TEMP;
     dcp__merge_fit(shape, limit_bytes > own ? limit_bytes - own : 0, sizes_out);
@@ -171,8 +173,10 @@ static void release(struct dcp_merge *m)
 {
     if (m == NULL) return;
     if (m->group_ws != NULL) dcp_group_free(m->g, m->group_ws);
-    dcp__free(m->private_ws);
-    dcp__free(m->small);
+    if (!dcp__group_keeps_buffers(m->g)) { /* else messages may still come and go in them */
+        dcp__free(m->private_ws);
+        dcp__free(m->small);
+    }
     dcp__free(m);
 }
 
@@ -185,8 +189,7 @@ static dcp_status make(dcp_group *g, struct dcp_merge **merge_out)
     m->g = g;
     m->rank = dcp_group_rank(g);
     m->n_ranks = dcp_group_size(g);
-    const char *kind = dcp_group_kind(g);
-    m->one_space = m->n_ranks == 1 || strcmp(kind, "threads") == 0;
+    m->one_space = m->n_ranks == 1 || dcp__group_one_space(g);
     m->all_see = dcp__group_all_see(g);
     m->math.n_parts = m->n_ranks;
     const size_t n_bytes = lay_out_small(m, m->n_ranks, NULL);
@@ -213,12 +216,15 @@ static dcp_status take_workspace(struct dcp_merge *m)
     return dcp__merge_agree_ready(m, st);
 }
 
-static dcp_status create(dcp_group *g, const dcp_merge_desc *desc, struct dcp_merge **made)
+/* has_place: the caller's merge_out is not NULL. If it is, all ranks are told, as with desc. */
+static dcp_status create(dcp_group *g, const dcp_merge_desc *desc, bool has_place,
+                         struct dcp_merge **made)
 {
     dcp_status st = make(g, made);
     if (st != DCP_OK) return dcp__group_poison(g, st, "merge create: %s", dcp_last_error());
     struct dcp_merge *m = *made;
-    dcp_status local = dcp__merge_check_desc(desc, &m->desc);
+    dcp_status local = has_place ? dcp__merge_check_desc(desc, &m->desc)
+                                 : dcp__fail(DCP_ERR_ARG, "merge create: merge_out is NULL");
     const bool wants_speed = local == DCP_OK && m->desc.order == DCP_MERGE_ORDER_ANY &&
                              m->desc.algo == DCP_MERGE_AUTO && !m->all_see && m->n_ranks > 2;
     if (local == DCP_OK) {
@@ -238,12 +244,10 @@ static dcp_status create(dcp_group *g, const dcp_merge_desc *desc, struct dcp_me
 
 dcp_status dcp_merge_create(dcp_group *g, const dcp_merge_desc *desc, dcp_merge **merge_out)
 {
-    if (g == NULL || merge_out == NULL)
-        return dcp__fail(DCP_ERR_ARG, "merge create: %s is NULL",
-                         g == NULL ? "group" : "merge_out");
+    if (g == NULL) return dcp__fail(DCP_ERR_ARG, "merge create: group is NULL");
     DCP_TRY(dcp__group_enter(g));
     struct dcp_merge *m = NULL;
-    const dcp_status st = create(g, desc, &m);
+    const dcp_status st = create(g, desc, merge_out != NULL, &m);
     if (st != DCP_OK) {
         release(m);
         m = NULL;

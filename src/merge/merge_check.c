@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "group/group_priv.h"
 #include "merge/merge_priv.h"
 
 static bool is_dtype(dcp_dtype t)
@@ -172,6 +173,29 @@ static dcp_status check_values(const struct dcp_merge *m, const dcp_merge_args *
     return DCP_OK;
 }
 
+/* In a peer's part of group memory a result could lie in its partial, which no rank may write. */
+static dcp_status check_peers_memory(const struct dcp_merge *m, const dcp_merge_args *a,
+                                     int64_t own_t, int64_t own_h)
+{
+    const int64_t merged_span =
+        (own_t - 1) * a->merged_token_stride + (own_h - 1) * a->merged_head_stride + m->desc.dim;
+    const int64_t lse_span =
+        (own_t - 1) * a->merged_lse_token_stride + (own_h - 1) * a->merged_lse_head_stride + 1;
+    const char *what = NULL;
+    int r = -1;
+    if (dcp__group_touches_peer(m->g, a->merged,
+                                (size_t)merged_span * dcp_dtype_bytes(m->desc.merged_type), &r))
+        what = "merged";
+    else if (a->merged_lse != NULL &&
+             dcp__group_touches_peer(m->g, a->merged_lse, (size_t)lse_span * sizeof(float), &r))
+        what = "merged_lse";
+    if (what == NULL) return DCP_OK;
+    return dcp__fail(DCP_ERR_ARG,
+                     "merge: %s of rank %d overlaps the group memory of rank %d, which only that "
+                     "rank may write",
+                     what, m->rank, r);
+}
+
 dcp_status dcp__merge_check_args(const struct dcp_merge *m, const dcp_merge_args *args,
                                  struct dcp__merge_run *run_out)
 {
@@ -209,6 +233,7 @@ dcp_status dcp__merge_check_args(const struct dcp_merge *m, const dcp_merge_args
         DCP_TRY(dcp__merge_check_pointer("merged", a->merged, dcp_dtype_bytes(d->merged_type)));
         if (a->merged_lse != NULL)
             DCP_TRY(dcp__merge_check_pointer("merged_lse", a->merged_lse, 4));
+        DCP_TRY(check_peers_memory(m, a, own_t, own_h));
     }
     DCP_TRY(check_values(m, a));
     run_out->own = (struct dcp__merge_src){a->out,    a->out_token_stride, a->out_head_stride,

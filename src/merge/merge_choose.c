@@ -163,7 +163,7 @@ static dcp_status measure(struct dcp_merge *m)
     dcp_status st = time_exchange(m, buf, 8, 1, ROUNDS, &one);
     if (st == DCP_OK) st = time_exchange(m, buf, 8, m->n_ranks - 1, ROUNDS, &all);
     if (st == DCP_OK) st = time_exchange(m, buf, LARGE_BYTES, 1, LARGE_ROUNDS, &large);
-    dcp__free(buf);
+    if (!dcp__group_keeps_buffers(m->g)) dcp__free(buf);
     DCP_TRY(st);
     m->speed.alpha_us = one > 0.05 ? one : 0.05;
     m->speed.message_us = m->n_ranks > 2 && all > one ? (all - one) / (m->n_ranks - 2) : 0;

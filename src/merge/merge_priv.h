@@ -65,7 +65,7 @@ struct dcp__merge_scratch {
 struct dcp__merge_kernels {
     dcp__merge_row_fn *merge_row[4][4], *merge_row_nt[4][4]; /* [part type][merged type] */
     const char *merge_row_name[4][4];
-    dcp__merge_weights_fn *merge_weights[1];
+    dcp__merge_weights_fn *merge_weights;
 };
 /* What the arithmetic depends on: all that rows need to know of a merge. */
 struct dcp__merge_math {
@@ -102,7 +102,6 @@ struct dcp__merge_run {
     bool may_wait;    /* a step waits for what it needs */
     bool moved;       /* the last step got somewhere */
     dcp_status local; /* of this rank's own checks */
-    size_t record_bytes;
     int64_t stuck_ns; /* since when a test has found nothing */
     int phase, level; /* the algorithm's own */
     int64_t step, n_steps;

@@ -31,7 +31,7 @@ void dcp__merge_weights(const struct dcp__merge_math *math, const float *lse, co
 {
     const bool is_base_2 = math->is_base_2;
     if (sum == NULL) {
-        math->kernels.merge_weights[0](lse, n_parts, is_base_2, sink, w, merged_lse);
+        math->kernels.merge_weights(lse, n_parts, is_base_2, sink, w, merged_lse);
         return;
     }
     for (int j = 0; j < DCP__MERGE_ROWS; j++) {

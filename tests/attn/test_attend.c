@@ -397,6 +397,49 @@ static void test_disagreement(void **state)
     }
 }
 
+/* A rank without a place for the object says so to all. */
+struct placeless {
+    dcp_group *g;
+    bool has_place;
+    dcp_status st;
+    char text[256];
+};
+
+static void *create_placeless(void *arg)
+{
+    struct placeless *p = arg;
+    dcp_attend_desc d = DCP_ATTEND_DESC_INIT;
+    d.max_tokens = 4;
+    d.n_heads = 4;
+    d.n_kv_heads = 2;
+    d.key_dim = d.value_dim = 8;
+    dcp_attend *a = NULL;
+    p->st = dcp_attend_create(p->g, &d, p->has_place ? &a : NULL);
+    snprintf(p->text, sizeof(p->text), "%s", dcp_last_error());
+    if (p->st == DCP_OK) dcp_attend_destroy(a);
+    return NULL;
+}
+
+static void test_no_place(void **state)
+{
+    (void)state;
+    dcp_group *groups[2];
+    dcp_group_opts opts = DCP_GROUP_OPTS_INIT;
+    opts.deadline_s = 5;
+    assert_int_equal(dcp_group_create_threads(2, &opts, groups), DCP_OK);
+    for (int k = 0; k < 2; k++) { /* afterwards the group works on */
+        struct placeless p[2] = {{groups[0], true, DCP_OK, ""}, {groups[1], k == 1, DCP_OK, ""}};
+        pthread_t thread;
+        assert_int_equal(pthread_create(&thread, NULL, create_placeless, &p[1]), 0);
+        (void)create_placeless(&p[0]);
+        (void)pthread_join(thread, NULL);
+        assert_int_equal(p[0].st, k == 0 ? DCP_ERR_ARG : DCP_OK);
+        assert_int_equal(p[1].st, p[0].st);
+        if (k == 0) assert_non_null(strstr(p[0].text, "rank 1 refuses"));
+    }
+    for (int r = 0; r < 2; r++) dcp_group_destroy(groups[r]);
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -573,11 +616,12 @@ static void test_other_versions(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_shapes), cmocka_unit_test(test_split_keys),
-        cmocka_unit_test(test_many_rows),     cmocka_unit_test(test_latent),
-        cmocka_unit_test(test_edges),         cmocka_unit_test(test_disagreement),
-        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_many_ranks),
-        cmocka_unit_test(test_no_rows),       cmocka_unit_test(test_other_versions),
+        cmocka_unit_test(test_random_shapes),  cmocka_unit_test(test_split_keys),
+        cmocka_unit_test(test_many_rows),      cmocka_unit_test(test_latent),
+        cmocka_unit_test(test_edges),          cmocka_unit_test(test_disagreement),
+        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_no_place),
+        cmocka_unit_test(test_many_ranks),     cmocka_unit_test(test_no_rows),
+        cmocka_unit_test(test_other_versions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -313,6 +313,45 @@ static inline int contract_allreduce(dcp_group *g)
     return n_failed;
 }
 
+/* What one rank refuses every rank refuses, at once and in words that name it; the group goes on. */
+static inline int contract_refusals(dcp_group *g)
+{
+    enum { SMALL = 16, LARGE = 5000 };
+    int n_failed = 0;
+    const int n = dcp_group_size(g), rank = dcp_group_rank(g), last = n - 1;
+    const int is_bad = rank == last;
+    unsigned char *all = calloc((size_t)n + 1, LARGE);
+    size_t *off = calloc((size_t)n + 1, sizeof(size_t));
+    unsigned char send[LARGE] = {0};
+    char who[32];
+    snprintf(who, sizeof(who), "rank %d", last);
+    for (int r = 0; r <= n; r++) off[r] = (size_t)r * SMALL;
+#define CONTRACT_REFUSED(call)                                                                     \
+    CONTRACT_TRUE((call) == DCP_ERR_ARG && (is_bad || strstr(dcp_last_error(), who) != NULL))
+    CONTRACT_REFUSED(dcp_group_allgather(g, is_bad ? NULL : send, SMALL, all));
+    CONTRACT_REFUSED(dcp_group_allgather(g, is_bad ? all : send, SMALL, all));
+    CONTRACT_REFUSED(dcp_group_allgather(g, send, LARGE, is_bad ? NULL : all));
+    CONTRACT_TRUE(is_bad || strstr(dcp_last_error(), "a buffer is NULL") != NULL);
+    CONTRACT_REFUSED(dcp_group_gather_cols(g, all, 3, off[n], is_bad ? NULL : off));
+    CONTRACT_REFUSED(dcp_group_gather_cols(g, is_bad ? NULL : all, 3, off[n], off));
+    CONTRACT_REFUSED(dcp_group_gather_cols(g, all, 3, is_bad ? off[n] - 1 : off[n], off));
+    if (is_bad) off[0] = off[1] + 1;
+    CONTRACT_REFUSED(dcp_group_gather_cols_unfenced(g, all, 3, off[n], off));
+    off[0] = 0;
+    void *ptr = NULL;
+    dcp_group *sub = NULL;
+    CONTRACT_REFUSED(dcp_group_alloc(g, 100, is_bad ? NULL : &ptr));
+    CONTRACT_REFUSED(dcp_group_split(g, 0, 0, is_bad ? NULL : &sub));
+#undef CONTRACT_REFUSED
+    CONTRACT_TRUE(ptr == NULL && sub == NULL);
+    CONTRACT_OK(dcp_group_allgather(g, send, LARGE, all));
+    CONTRACT_OK(dcp_group_gather_cols(g, all, 3, off[n], off));
+    CONTRACT_OK(dcp_group_barrier(g));
+    free(off);
+    free(all);
+    return n_failed;
+}
+
 /* None of the calls that run per token allocates. */
 static inline int contract_no_alloc(dcp_group *g)
 {
@@ -369,6 +408,7 @@ static inline int contract_run_beside(dcp_group *g)
     n_failed += contract_exchange(g);
     n_failed += contract_alloc(g);
     n_failed += contract_allreduce(g);
+    n_failed += contract_refusals(g);
     return n_failed;
 }
 

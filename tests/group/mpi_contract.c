@@ -2,6 +2,7 @@
 /* The contract under mpirun: on the world, on a part of it, and a late rank. Built once per MPI. */
 #include <time.h>
 
+#include "dcpattn/merge.h"
 #include "dcpattn/mpi.h"
 #include "group/contract.h"
 
@@ -89,6 +90,68 @@ static void check_late(int rank, int size)
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
+/* Where messages go through MPI: a merge fails while some of them are open. What they may still
+ * touch lives on, so that the next MPI calls find it. */
+static void check_late_merge(int rank, int size)
+{
+    enum { T = 64, H = 8, D = 64 };
+    char fault[32];
+    snprintf(fault, sizeof(fault), "delay:merge:%d", size - 1);
+    dcp_group_opts opts = DCP_GROUP_OPTS_INIT;
+    opts.deadline_s = 2;
+    dcp_group *g = NULL;
+    setenv("DCP_ATTN_FAULT", fault, 1);
+    MPI_Barrier(MPI_COMM_WORLD);
+    EXPECT(dcp_group_create_mpi(MPI_COMM_WORLD, &opts, &g) == DCP_OK);
+    unsetenv("DCP_ATTN_FAULT");
+    if (g == NULL) return;
+    dcp_merge_desc desc = DCP_MERGE_DESC_INIT;
+    desc.max_tokens = T;
+    desc.n_heads = H;
+    desc.dim = D;
+    desc.lse_base = DCP_LSE_BASE_E;
+    desc.algo = DCP_MERGE_ALLTOALL;
+    desc.workspace_limit_bytes = 64 << 10; /* several tiles */
+    dcp_merge *merge = NULL;
+    EXPECT(dcp_merge_create(g, &desc, &merge) == DCP_OK);
+    void *mem = NULL;
+    EXPECT(dcp_group_alloc(g, 1 << 20, &mem) == DCP_OK);
+    float *out = calloc((size_t)T * H * D, sizeof(float));
+    float *lse = calloc((size_t)T * H, sizeof(float));
+    dcp_merge_args args = DCP_MERGE_ARGS_INIT;
+    args.n_tokens = T;
+    args.out = out;
+    args.lse = lse;
+    args.merged = mem;
+    const dcp_status st = dcp_merge_run(merge, &args, NULL);
+    EXPECT(rank == size - 1 ? st != DCP_OK : st == DCP_ERR_TIMEOUT);
+    dcp_merge_info info;
+    dcp_merge_get_info(merge, &info);
+    const size_t before = dcp__alloc_current();
+    dcp_merge_destroy(merge);
+    dcp_group_free(g, mem);
+    EXPECT(before - dcp__alloc_current() < info.workspace_bytes / 2);
+    dcp_group_destroy(g);
+    free(lse);
+    free(out);
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+/* A message that MPI cannot count is refused when peers have begun theirs: no one waits for it. */
+static void check_huge_message(int rank, int size)
+{
+    dcp_group *g = NULL;
+    char byte = 0;
+    EXPECT(dcp_group_create_mpi(MPI_COMM_WORLD, NULL, &g) == DCP_OK);
+    if (g == NULL) return;
+    const struct dcp__xfer x = {(rank + 1) % size, &byte, (size_t)1 << 31};
+    EXPECT(dcp__group_exchange_start(g, 0, &x, 1, NULL, 0) == DCP_ERR_ARG);
+    EXPECT(strstr(dcp_last_error(), "2147483648 bytes") != NULL);
+    EXPECT(dcp_group_barrier(g) == DCP_ERR_POISONED);
+    dcp_group_destroy(g);
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
 int main(int argc, char **argv)
 {
     MPI_Init(&argc, &argv);
@@ -104,10 +167,12 @@ int main(int argc, char **argv)
     EXPECT(g == NULL);
 
     const size_t before = dcp__alloc_current();
+    bool is_wire = false;
     for (int k = 0; k < 3; k++) {
         EXPECT(dcp_group_create_mpi(MPI_COMM_WORLD, NULL, &g) == DCP_OK);
         EXPECT(dcp_group_rank(g) == rank && dcp_group_size(g) == size);
         EXPECT(strcmp(dcp_group_kind(g), "mpi") == 0);
+        is_wire = size > 1 && dcp_group_n_hosts(g) == size;
         if (k == 0) n_bad += contract_run(g);
         if (k == 1) check_split(g);
         EXPECT(dcp_group_barrier(g) == DCP_OK);
@@ -124,6 +189,8 @@ int main(int argc, char **argv)
     MPI_Comm_free(&part);
 
     if (size > 1) check_late(rank, size);
+    if (is_wire) check_huge_message(rank, size);
+    if (is_wire) check_late_merge(rank, size);
     if (size > 1) check_late_create(rank, size);
     int all_bad = 0;
     MPI_Allreduce(&n_bad, &all_bad, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);

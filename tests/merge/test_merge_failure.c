@@ -11,7 +11,7 @@
 
 #include "merge/merge_simple.h"
 
-enum { N = 3, VICTIM = 1 };
+enum { N = 3, VICTIM = 1, LIMIT = 8000 };
 static const double deadline_s = 1.0;
 
 struct expectation {
@@ -33,7 +33,7 @@ static int survive(dcp_group *g, void *user)
 {
     const struct expectation *e = user;
     struct simple *s = simple_new(g, e->algo);
-    s->desc.workspace_limit_bytes = 12000; /* several tiles */
+    s->desc.workspace_limit_bytes = LIMIT; /* several tiles */
     EXPECT(simple_create(s) == DCP_OK);
     EXPECT(simple_run(s) == DCP_OK);
     if (s->rank == VICTIM && e->is_silent) {
@@ -44,7 +44,10 @@ static int survive(dcp_group *g, void *user)
     const double start = now_s();
     const dcp_status st = simple_run(s);
     const double took = now_s() - start;
-    if (s->rank == VICTIM) return 0; /* a delayed one comes back to a poisoned group */
+    if (s->rank == VICTIM) { /* a delayed one comes back to a poisoned group */
+        simple_free(s);
+        return 0;
+    }
     if (st != e->want && st != e->want_too) {
         printf("rank %d: %s: %s\n", s->rank, dcp_status_text(st), dcp_last_error());
         return 1;
@@ -119,7 +122,7 @@ static int run_processes(const char *fault, struct expectation *e)
 static void test_killed(void **state)
 {
     (void)state;
-    for (int algo = DCP_MERGE_DIRECT; algo <= DCP_MERGE_HIERARCHICAL; algo++) {
+    for (int algo = DCP_MERGE_DIRECT; algo <= DCP_MERGE_ALLREDUCE_TEMP; algo++) {
         struct expectation e = {(dcp_merge_algo)algo, DCP_ERR_PEER, DCP_ERR_PEER, false, false};
         assert_int_equal(run_processes("kill:merge:1:2", &e), 0);
     }
@@ -137,8 +140,46 @@ static void test_stopped(void **state)
 static void test_late(void **state)
 {
     (void)state;
-    struct expectation e = {DCP_MERGE_DIRECT, DCP_ERR_TIMEOUT, DCP_ERR_PEER, true, false};
-    assert_int_equal(run_processes("delay:merge:1:2", &e), 0);
+    const dcp_merge_algo algos[] = {DCP_MERGE_DIRECT, DCP_MERGE_ALLREDUCE};
+    for (int i = 0; i < 2; i++) {
+        struct expectation e = {algos[i], DCP_ERR_TIMEOUT, DCP_ERR_PEER, true, false};
+        assert_int_equal(run_processes("delay:merge:1:2", &e), 0);
+    }
+}
+
+/* Partials that lie outside group memory go through staging tiles, with a record for each: the
+ * victim goes, or is late, when it has read some of them. */
+static void test_while_staging(void **state)
+{
+    (void)state;
+    dcp_merge_desc desc = DCP_MERGE_DESC_INIT;
+    desc.max_tokens = SIMPLE_T;
+    desc.n_heads = SIMPLE_H;
+    desc.dim = SIMPLE_D;
+    desc.lse_base = DCP_LSE_BASE_E;
+    desc.workspace_limit_bytes = LIMIT;
+    dcp_merge_cost cost;
+    assert_int_equal(dcp_merge_plan(&desc, N, VICTIM, 0, SIMPLE_T, &cost), DCP_OK);
+    assert_true(cost.n_steps >= 3);
+    /* Three records of create, a run of one a tile and two more, the next run's first, a tile. */
+    const int at = 3 + (2 + (int)cost.n_steps) + 1 + 2;
+    char fault[48];
+    (void)snprintf(fault, sizeof(fault), "kill:record:%d:%d", VICTIM, at);
+    struct expectation killed = {DCP_MERGE_DIRECT, DCP_ERR_PEER, DCP_ERR_PEER, false, false};
+    assert_int_equal(run_processes(fault, &killed), 0);
+    (void)snprintf(fault, sizeof(fault), "delay:record:%d:%d", VICTIM, at);
+    struct expectation late = {DCP_MERGE_DIRECT, DCP_ERR_TIMEOUT, DCP_ERR_PEER, true, false};
+    assert_int_equal(run_processes(fault, &late), 0);
+}
+
+/* The all-reduce among threads: its partial is in use until all handles are gone. */
+static void test_late_threads(void **state)
+{
+    (void)state;
+    struct expectation e = {DCP_MERGE_ALLREDUCE, DCP_ERR_TIMEOUT, DCP_ERR_PEER, true, false};
+    (void)setenv("DCP_ATTN_FAULT", "delay:merge:1:2", 1);
+    assert_int_equal(ranks_threads(N, deadline_s, survive, &e), 0);
+    (void)unsetenv("DCP_ATTN_FAULT");
 }
 
 static void test_never_calls(void **state)
@@ -225,6 +266,8 @@ int main(void)
         cmocka_unit_test(test_killed),
         cmocka_unit_test(test_stopped),
         cmocka_unit_test(test_late),
+        cmocka_unit_test(test_while_staging),
+        cmocka_unit_test(test_late_threads),
         cmocka_unit_test(test_never_calls),
         cmocka_unit_test(test_never_calls_threads),
         cmocka_unit_test(test_two_groups),

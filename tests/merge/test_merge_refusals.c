@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What one rank refuses all refuse, and limits that no rank may pass. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "merge/merge_simple.h"
+
+static dcp_merge_algo algo_now;
+
+/* A result in another process's part of group memory: it could be its partial. */
+static int result_at_peer(dcp_group *g, void *user)
+{
+    (void)user;
+    enum { PAGE = 4096, N_BYTES = SIMPLE_ELEMS * 4 };
+    struct simple *s = simple_new(g, algo_now);
+    char *own = NULL;
+    void *p = NULL;
+    EXPECT(dcp_group_alloc(g, N_BYTES, &p) == DCP_OK);
+    own = p;
+    memcpy(own, s->out, N_BYTES);
+    s->args.out = (float *)p;
+    EXPECT(simple_create(s) == DCP_OK && simple_run(s) == DCP_OK);
+    const size_t stride = (N_BYTES + PAGE - 1) / PAGE * PAGE; /* parts lie side by side */
+    for (int k = 0; k < 2; k++) {
+        if (s->rank == 0 && k == 0) s->args.merged = own + stride;
+        if (s->rank == 0 && k == 1) s->args.merged_lse = (float *)(void *)(own + stride);
+        EXPECT(simple_run(s) == DCP_ERR_ARG);
+        EXPECT(strstr(dcp_last_error(), "the group memory of rank 1") != NULL);
+        for (int i = 0; i < SIMPLE_ELEMS; i++) EXPECT(((float *)p)[i] == (float)(s->rank + 1));
+        s->args.merged = s->merged;
+        s->args.merged_lse = s->merged_lse;
+        EXPECT(dcp_group_barrier(g) == DCP_OK);
+    }
+    EXPECT(simple_run(s) == DCP_OK);
+    dcp_merge_destroy(s->merge);
+    s->merge = NULL;
+    dcp_group_free(g, p);
+    simple_free(s);
+    return 0;
+}
+static void test_result_at_peer(void **state)
+{
+    (void)state;
+    for (algo_now = DCP_MERGE_DIRECT; algo_now <= DCP_MERGE_ALLTOALL; algo_now++)
+        assert_int_equal(ranks_shm(3, 20.0, result_at_peer, NULL), 0);
+}
+
+/* A rank without a place for the merge says so to all. */
+static int no_place(dcp_group *g, void *user)
+{
+    (void)user;
+    struct simple *s = simple_new(g, algo_now);
+    EXPECT(dcp_merge_create(g, &s->desc, s->rank == 2 ? NULL : &s->merge) == DCP_ERR_ARG);
+    EXPECT(s->merge == NULL && strstr(dcp_last_error(), "merge_out is NULL") != NULL);
+    EXPECT(s->rank == 2 || strstr(dcp_last_error(), "rank 2") != NULL);
+    EXPECT(simple_create(s) == DCP_OK && simple_run(s) == DCP_OK);
+    simple_free(s);
+    return 0;
+}
+
+static void test_no_place(void **state)
+{
+    (void)state;
+    for (algo_now = DCP_MERGE_DIRECT; algo_now <= DCP_MERGE_ALLTOALL; algo_now++) {
+        assert_int_equal(ranks_threads(3, 5.0, no_place, NULL), 0);
+        assert_int_equal(ranks_shm(3, 5.0, no_place, NULL), 0);
+    }
+}
+
+/* Messages lie in the workspace: however large the limit, MPI can count their bytes. */
+static void test_largest_workspace(void **state)
+{
+    (void)state;
+    dcp_merge_desc desc = DCP_MERGE_DESC_INIT;
+    desc.max_tokens = 1 << 20;
+    desc.n_heads = 96;
+    desc.dim = 512;
+    desc.lse_base = DCP_LSE_BASE_E;
+    desc.workspace_limit_bytes = (size_t)64 << 30;
+    for (int algo = DCP_MERGE_DIRECT; algo <= DCP_MERGE_HIERARCHICAL; algo++) {
+        desc.algo = (dcp_merge_algo)algo;
+        dcp_merge_cost cost;
+        assert_int_equal(dcp_merge_plan(&desc, 4, 0, 2, 1, &cost), DCP_OK);
+        assert_true(cost.workspace_bytes <= INT32_MAX);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_result_at_peer),
+        cmocka_unit_test(test_no_place),
+        cmocka_unit_test(test_largest_workspace),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
