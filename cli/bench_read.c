@@ -76,7 +76,7 @@ __attribute__((target("avx512f"))) static uint64_t read_avx512(const char *p, si
             sum[i] = _mm512_xor_si512(sum[i], _mm512_loadu_si512(p + at + 64 * i));
     }
     for (int i = 1; i < 4; i++) sum[0] = _mm512_xor_si512(sum[0], sum[i]);
-    return (uint64_t)_mm512_reduce_add_epi64(sum[0]) ^ read_tail(p + at, n_bytes - at);
+    return (uint64_t)_mm512_reduce_or_epi64(sum[0]) ^ read_tail(p + at, n_bytes - at);
 }
 #endif
 

@@ -2,8 +2,10 @@
 /* dcp-attn generate: the prompt and then one token at a time through a session on every rank. Rank
  * 0 chooses each token and tells the others, so that ranks cannot part ways. */
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/alloc_priv.h"
 #include "base/clock_priv.h"
@@ -16,6 +18,8 @@
 #include "engine/chat.h"
 #include "engine/safetensors.h"
 #include "engine/sampler.h"
+
+enum { ROOM_OF_A_PIPE = 4096 }; /* PIPE_BUF: what POLLOUT of a pipe promises room for */
 
 struct generate_values {
     struct model_opts run;
@@ -86,7 +90,16 @@ struct speaker {
     bool is_stdout_gone;
 };
 
-/* Append to the answer and print what is whole: a character may come in several tokens. */
+/* True if a write of up to 4 KiB to stdout will not wait, or will fail at once. */
+static bool stdout_is_ready(void)
+{
+    struct pollfd p = {STDOUT_FILENO, POLLOUT, 0};
+    return poll(&p, 1, 0) != 0;
+}
+
+/* Append to the answer and print what is whole: a character may come in several tokens. A reader
+ * that does not read (a pager, a stopped terminal) must not hold up the ranks, whose waits for this
+ * one have a deadline: until the last call text is kept instead, and goes out when there is room. */
 static dcp_status say(struct speaker *s, int32_t id, bool is_last)
 {
     const char *piece = "";
@@ -104,7 +117,11 @@ static dcp_status say(struct speaker *s, int32_t id, bool is_last)
     if (s->run->v->json) return DCP_OK;
     const char *fresh = s->text + s->n_printed;
     size_t n_fresh = s->n_text - s->n_printed;
-    if (!is_last) n_fresh -= utf8_incomplete_tail(fresh, n_fresh);
+    if (!is_last) {
+        if (!stdout_is_ready()) return DCP_OK;
+        if (n_fresh > ROOM_OF_A_PIPE) n_fresh = ROOM_OF_A_PIPE;
+        n_fresh -= utf8_incomplete_tail(fresh, n_fresh);
+    }
     if (n_fresh > 0) fwrite(fresh, 1, n_fresh, stdout);
     s->n_printed += n_fresh;
     if (is_last) putchar('\n');
@@ -260,6 +277,8 @@ static int report(dcp_group *g, const struct generate_run *run, struct session *
     }
     int rc = EXIT_DONE;
     if (dcp_group_rank(g) == 0) {
+        if (say(speaker, -1, true) != DCP_OK)
+            rc = failed(); /* nobody waits for this rank any more */
         const struct generate_report r = {.n_ranks = dcp_group_size(g),
                                           .comm = dcp_group_kind(g),
                                           .ranks = ranks,
@@ -276,7 +295,7 @@ static int report(dcp_group *g, const struct generate_run *run, struct session *
         } else if (!stdout_has_no_reader()) {
             generate_report_table(&r, stderr);
         }
-        rc = finish_stdout(EXIT_DONE);
+        rc = finish_stdout(rc);
         if (write_logits(speaker) != DCP_OK) rc = failed();
     }
     dcp__free(ranks);
@@ -294,11 +313,11 @@ static int generate_body(dcp_group *g, const struct generate_run *run, struct se
         st = start_speaker(run, session_vocab(*session), speaker);
     if (!all_ranks_ok(g, st)) return EXIT_FAILED;
     st = generate_loop(g, run, *session, speaker, *all, o);
-    if (dcp_group_rank(g) == 0 && speaker->run != NULL) {
-        const dcp_status last = say(speaker, -1, true);
-        if (st == DCP_OK) st = last;
+    if (st != DCP_OK) {
+        const int rc = rank_failed(g, st); /* first: what follows may wait for a reader */
+        if (speaker->n_text > 0) (void)say(speaker, -1, true);
+        return rc;
     }
-    if (st != DCP_OK) return rank_failed(g, st);
     return report(g, run, *session, speaker, o);
 }
 

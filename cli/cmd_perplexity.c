@@ -147,6 +147,12 @@ int cmd_perplexity(int argc, char **argv)
     if (st == DCP_OK && run.ids.n < 2)
         st = dcp__fail(DCP_ERR_ARG, "the text has %zu token%s; perplexity needs at least 2",
                        run.ids.n, message_s((int64_t)run.ids.n));
+    const int64_t trained = run.model.trained_context;
+    if (st == DCP_OK && v.run.context == 0 && trained > 0 && (int64_t)run.ids.n > trained)
+        st = dcp__fail(DCP_ERR_ARG,
+                       "the text has %zu tokens; the model was trained for %lld (give --context to "
+                       "go beyond)",
+                       run.ids.n, (long long)trained);
     if (st == DCP_OK && v.run.context > 0 && (uint64_t)v.run.context < run.ids.n)
         st = dcp__fail(DCP_ERR_ARG, "the text has %zu token%s but --context is %lld", run.ids.n,
                        message_s((int64_t)run.ids.n), (long long)v.run.context);

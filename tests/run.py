@@ -17,7 +17,7 @@ OPEN_MPI = "mpirun.openmpi --allow-run-as-root --oversubscribe -n {n}"
 MPICH = "mpirun.mpich -n {n}"
 WIRE = {"DCP_ATTN_MPI_SHARED": "0"}  # as between hosts: nothing is shared, all goes through MPI
 # Skips that even --strict lets pass: what the kernel or the file system of a good machine may refuse, and other CPUs' kernels.
-GOOD_REASONS = re.compile(r"sparse mapping|/dev/full|this CPU has no|above this CPU's level")
+GOOD_REASONS = re.compile(r"sparse mapping|/dev/full|this CPU has no|above this CPU's level|sanitizer's library")
 
 
 class Sums:

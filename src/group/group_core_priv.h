@@ -182,6 +182,7 @@ void *dcp__any_peer_ptr(const dcp_group *g, int rank, uint32_t alloc_id, uint64_
 /* How a wait goes on: spin, then yield, then sleep in slices. */
 struct dcp__wait {
     int64_t start_ns; /* 0 = not begun */
+    int64_t last_ns;  /* of the look before this one */
     int64_t proc_ns;  /* the last look into /proc */
     int64_t gone_ns;  /* since when a peer is known to be gone without a known cause */
     unsigned round;

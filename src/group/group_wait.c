@@ -12,7 +12,11 @@
 enum {
     SPIN_LEAST = 16,  /* below 1 us of pauses: the probe */
     SPIN_MOST = 256,  /* some 10 us */
-    YIELD_NS = 400000 /* long enough for the compute between two merges of a small model */
+    YIELD_NS = 400000, /* long enough for the compute between two merges of a small model */
+    /* A look comes every 20 ms at the latest, so a longer gap is this rank's own sleep (Ctrl-Z, a
+     * suspended machine). It counts as this much of the wait: peers slept as well and must not be
+     * blamed, and on a machine that is merely overloaded the deadline still comes. */
+    PAUSE_NS = 500000000
 };
 
 enum dcp__wait_step dcp__wait_next(struct dcp__wait *w, unsigned spin_rounds)
@@ -23,7 +27,9 @@ enum dcp__wait_step dcp__wait_next(struct dcp__wait *w, unsigned spin_rounds)
         return DCP__WAIT_AGAIN;
     }
     const int64_t now = dcp__now_ns();
-    if (w->start_ns == 0) w->start_ns = now;
+    if (w->start_ns == 0) w->start_ns = w->last_ns = now;
+    if (now - w->last_ns > PAUSE_NS) w->start_ns += now - w->last_ns - PAUSE_NS;
+    w->last_ns = now;
     if (now - w->start_ns > YIELD_NS) return DCP__WAIT_SLEEP;
     sched_yield();
     return DCP__WAIT_AGAIN;

@@ -172,6 +172,34 @@ class Faults(unittest.TestCase):
         self.assertEqual(p.wait(timeout=40), 1)
         self.nothing_left()
 
+    def test_reader_that_does_not_read(self):
+        """A pager that waits, a stopped terminal: the ranks do not wait for it with their deadline running."""
+        r, w = os.pipe()
+        fcntl.fcntl(w, fcntl.F_SETPIPE_SZ if hasattr(fcntl, "F_SETPIPE_SZ") else 1031, 4096)
+        os.write(w, b"x" * 4096)
+        p = subprocess.Popen([EXE, *self.generate_args("-n", "2", "--deadline", "1")], stdout=w, stderr=subprocess.DEVNULL, env=self.environment())
+        os.close(w)
+        time.sleep(4)
+        with os.fdopen(r, "rb") as f:
+            text = f.read()
+        self.assertEqual(p.wait(timeout=40), 0)
+        self.assertGreater(len(text), 4096 + 10)
+        self.nothing_left()
+
+    def test_whole_run_paused(self):
+        """Ctrl-Z and fg: the time in which all slept is no rank's fault."""
+        args = self.generate_args("-n", "3", "--deadline", "2")
+        args[args.index("40")] = "200"
+        p = subprocess.Popen([EXE, *args], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=self.environment(), start_new_session=True)
+        self.assertNotEqual(p.stdout.read(1), b"")
+        os.killpg(p.pid, signal.SIGSTOP)
+        time.sleep(4)
+        os.killpg(p.pid, signal.SIGCONT)
+        p.stdout.read()
+        p.stdout.close()
+        self.assertEqual(p.wait(timeout=60), 0)
+        self.nothing_left()
+
     def test_another_shape(self):
         other = os.path.join(GOLDEN, "merge", "odd-dims", "rank0.safetensors")
         self.struck(None, ["merge", "--lse-base", "e", "-o", os.path.join(self.dir, "o"), *FOUR[:3], other], 20, "odd-dims", FOUR[0][-20:])
