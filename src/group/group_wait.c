@@ -10,8 +10,8 @@
 #include "group/group_core_priv.h"
 
 enum {
-    SPIN_LEAST = 16,  /* below 1 us of pauses: the probe */
-    SPIN_MOST = 256,  /* some 10 us */
+    SPIN_LEAST = 16,   /* below 1 us of pauses: the probe */
+    SPIN_MOST = 256,   /* some 10 us */
     YIELD_NS = 400000, /* long enough for the compute between two merges of a small model */
     /* A look comes every 20 ms at the latest, so a longer gap is this rank's own sleep (Ctrl-Z, a
      * suspended machine). It counts as this much of the wait: peers slept as well and must not be
