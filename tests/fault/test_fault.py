@@ -177,9 +177,9 @@ class Faults(unittest.TestCase):
         r, w = os.pipe()
         fcntl.fcntl(w, fcntl.F_SETPIPE_SZ if hasattr(fcntl, "F_SETPIPE_SZ") else 1031, 4096)
         os.write(w, b"x" * 4096)
-        p = subprocess.Popen([EXE, *self.generate_args("-n", "2", "--deadline", "1")], stdout=w, stderr=subprocess.DEVNULL, env=self.environment())
+        p = subprocess.Popen([EXE, *self.generate_args("-n", "2", "--deadline", "3")], stdout=w, stderr=subprocess.DEVNULL, env=self.environment())
         os.close(w)
-        time.sleep(4)
+        time.sleep(7)
         with os.fdopen(r, "rb") as f:
             text = f.read()
         self.assertEqual(p.wait(timeout=40), 0)
@@ -188,12 +188,12 @@ class Faults(unittest.TestCase):
 
     def test_whole_run_paused(self):
         """Ctrl-Z and fg: the time in which all slept is no rank's fault."""
-        args = self.generate_args("-n", "3", "--deadline", "2")
+        args = self.generate_args("-n", "3", "--deadline", "3")
         args[args.index("40")] = "200"
         p = subprocess.Popen([EXE, *args], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=self.environment(), start_new_session=True)
         self.assertNotEqual(p.stdout.read(1), b"")
         os.killpg(p.pid, signal.SIGSTOP)
-        time.sleep(4)
+        time.sleep(7)
         os.killpg(p.pid, signal.SIGCONT)
         p.stdout.read()
         p.stdout.close()
