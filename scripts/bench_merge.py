@@ -79,8 +79,9 @@ def losing(runs):
 
 def section(runs):
     machine = runs[0][1]["machine"]
+    n_cpus = max(run["machine"]["cpus_usable"] for _, run in runs)  # mpirun binds its ranks: they see one each
     out = [BEGIN, "", "## The merge", "",
-           f"{machine['cpu']}, {machine['cpus_usable']} usable CPUs; commit {commit()}, {datetime.date.today().isoformat()}; plain read "
+           f"{machine['cpu']}, {n_cpus} usable CPUs; commit {commit()}, {datetime.date.today().isoformat()}; plain read "
            f"{machine['read_GBps']:.1f} GB/s, all ranks together, at the largest shape of the first run.", "",
            "`make bench-merge` writes this section. In each iteration every rank rewrites its partial, all meet, then call; an iteration's time is its "
            "slowest rank's. All algorithms and the plain read take turns in one run. *x read*: time over the best plain read loop over exactly the bytes "

@@ -31,23 +31,6 @@
 #include "group/group_priv.h"
 #include "merge/merge_priv.h"
 
-struct buffers {
-    char *send, *recv, *state, *table, *gather_send, *gather_recv;
-};
-
-static struct buffers lay_out(const struct dcp_merge *m)
-{
-    const struct dcp__merge_sizes *s = &m->sizes;
-    struct buffers b;
-    b.send = m->private_ws != NULL ? m->private_ws : m->small;
-    b.recv = b.send + s->send;
-    b.state = b.recv + s->recv;
-    b.table = b.state + s->state;
-    b.gather_send = b.table + s->table;
-    b.gather_recv = b.gather_send + s->gather_send;
-    return b;
-}
-
 /* n_rows packed rows with columns of n_members at at. */
 static struct dcp__merge_state state_at(const struct dcp_merge *m, char *at, int64_t n_rows,
                                         int n_members, const int *members)
@@ -80,8 +63,8 @@ static int list_members(struct dcp_merge *m, int rank, int level, int *list)
 }
 
 /* Own rows of the blocks [lo, hi) into to. */
-static void fill(struct dcp_merge *m, struct dcp__merge_run *run, const struct buffers *buf, int lo,
-                 int hi, struct dcp__merge_state to)
+static void fill(struct dcp_merge *m, struct dcp__merge_run *run,
+                 const struct dcp__merge_buffers *buf, int lo, int hi, struct dcp__merge_state to)
 {
     struct dcp__merge_table table = {NULL, 0, dcp__merge_step_rows(m, run, 0, m->n_ranks),
                                      dcp__merge_step_rows(m, run, 0, lo)};
@@ -102,7 +85,7 @@ static void fill(struct dcp_merge *m, struct dcp__merge_run *run, const struct b
 /* The state of all ranks' columns; kept rows of level 0. first_row: where those kept now begin. */
 static struct dcp__merge_state kept_state(const struct dcp_merge *m,
                                           const struct dcp__merge_run *run,
-                                          const struct buffers *buf, int level)
+                                          const struct dcp__merge_buffers *buf, int level)
 {
     struct dcp__halving h;
     int lo = 0;
@@ -122,7 +105,7 @@ static struct dcp__merge_state kept_state(const struct dcp_merge *m,
 }
 
 static dcp_status start_level(struct dcp_merge *m, struct dcp__merge_run *run,
-                              const struct buffers *buf)
+                              const struct dcp__merge_buffers *buf)
 {
     struct dcp__halving h;
     if (!dcp__halving_at(m->n_ranks, m->rank, run->level, &h)) return DCP_OK;
@@ -158,7 +141,8 @@ static dcp_status start_level(struct dcp_merge *m, struct dcp__merge_run *run,
 }
 
 /* What came joins what is kept; states in the order of their smallest ranks. */
-static void join_level(struct dcp_merge *m, struct dcp__merge_run *run, const struct buffers *buf)
+static void join_level(struct dcp_merge *m, struct dcp__merge_run *run,
+                       const struct dcp__merge_buffers *buf)
 {
     struct dcp__halving h;
     if (!dcp__halving_at(m->n_ranks, m->rank, run->level, &h)) return;
@@ -195,7 +179,8 @@ static void join_level(struct dcp_merge *m, struct dcp__merge_run *run, const st
 
 enum { FIRST, SHARED, FILL, LEVEL, FINISH, GATHERED };
 
-static void fill_all(struct dcp_merge *m, struct dcp__merge_run *run, const struct buffers *buf)
+static void fill_all(struct dcp_merge *m, struct dcp__merge_run *run,
+                     const struct dcp__merge_buffers *buf)
 {
     struct dcp__halving h = {0, m->n_ranks, 0, 0, 0, 0, {0, 0}};
     const bool is_alone = !dcp__halving_at(m->n_ranks, m->rank, 0, &h);
@@ -211,7 +196,8 @@ static void fill_all(struct dcp_merge *m, struct dcp__merge_run *run, const stru
     fill(m, run, buf, h.keep_lo, h.keep_hi, kept);
 }
 
-static void finish(struct dcp_merge *m, struct dcp__merge_run *run, const struct buffers *buf)
+static void finish(struct dcp_merge *m, struct dcp__merge_run *run,
+                   const struct dcp__merge_buffers *buf)
 {
     const struct dcp__merge_block own = dcp__merge_step_block(m, run, m->rank);
     const struct dcp__merge_state state = kept_state(m, run, buf, run->level);
@@ -223,7 +209,7 @@ static void finish(struct dcp_merge *m, struct dcp__merge_run *run, const struct
 
 static dcp_status step_halving(struct dcp_merge *m, struct dcp__merge_run *run, bool *done_out)
 {
-    const struct buffers buf = lay_out(m);
+    const struct dcp__merge_buffers buf = dcp__merge_lay_out(m);
     struct dcp__halving h;
     bool is_here = false;
     switch (run->phase) {

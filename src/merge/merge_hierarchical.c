@@ -26,23 +26,6 @@
 #include "group/group_priv.h"
 #include "merge/merge_priv.h"
 
-struct buffers {
-    char *send, *recv, *state, *table, *gather_send, *gather_recv;
-};
-
-static struct buffers lay_out(const struct dcp_merge *m)
-{
-    const struct dcp__merge_sizes *s = &m->sizes;
-    struct buffers b;
-    b.send = m->private_ws != NULL ? m->private_ws : m->small;
-    b.recv = b.send + s->send;
-    b.state = b.recv + s->recv;
-    b.table = b.state + s->state;
-    b.gather_send = b.table + s->table;
-    b.gather_recv = b.gather_send + s->gather_send;
-    return b;
-}
-
 static size_t message_bytes(const struct dcp_merge *m, int64_t n_rows, int n_members)
 {
     return dcp__merge_rows_bytes(n_rows, m->desc.dim, sizeof(float),
@@ -74,7 +57,7 @@ static int list_host(struct dcp_merge *m, int host, int at)
 
 /* The host's parts of block_rank's rows. */
 static dcp_status fill_block(struct dcp_merge *m, struct dcp__merge_run *run,
-                             const struct buffers *buf, int block_rank,
+                             const struct dcp__merge_buffers *buf, int block_rank,
                              const struct dcp__merge_state *to)
 {
     const struct dcp__merge_block b = dcp__merge_step_block(m, run, block_rank);
@@ -91,7 +74,8 @@ static dcp_status fill_block(struct dcp_merge *m, struct dcp__merge_run *run,
     return DCP_OK;
 }
 
-static dcp_status inside(struct dcp_merge *m, struct dcp__merge_run *run, const struct buffers *buf)
+static dcp_status inside(struct dcp_merge *m, struct dcp__merge_run *run,
+                         const struct dcp__merge_buffers *buf)
 {
     const int own_host = dcp__host_of(&m->shape, m->rank);
     const int n_inside = list_host(m, own_host, 0);
@@ -127,7 +111,8 @@ static dcp_status inside(struct dcp_merge *m, struct dcp__merge_run *run, const 
     return dcp__merge_send(m, run, DCP__SLOT_TILES, n_sends, n_recvs);
 }
 
-static void between(struct dcp_merge *m, struct dcp__merge_run *run, const struct buffers *buf)
+static void between(struct dcp_merge *m, struct dcp__merge_run *run,
+                    const struct dcp__merge_buffers *buf)
 {
     const int own_host = dcp__host_of(&m->shape, m->rank);
     const struct dcp__merge_block b = dcp__merge_step_block(m, run, m->rank);
@@ -165,7 +150,7 @@ enum { FIRST, STAGED, SHARED, INSIDE, BETWEEN, GATHERED, WRITTEN };
  * this rank itself, so that writing the result needs no barrier. */
 static dcp_status step_hierarchical(struct dcp_merge *m, struct dcp__merge_run *run, bool *done_out)
 {
-    const struct buffers buf = lay_out(m);
+    const struct dcp__merge_buffers buf = dcp__merge_lay_out(m);
     bool is_here = false;
     switch (run->phase) {
     case FIRST:

@@ -316,4 +316,10 @@ dcp_status dcp__merge_enter_finish(struct dcp_merge *m, struct dcp__merge_run *r
 dcp_status dcp__merge_exit_start(struct dcp_merge *m, struct dcp__merge_run *run);
 dcp_status dcp__merge_exit_finish(struct dcp_merge *m, struct dcp__merge_run *run);
 
+/* The private workspace of halving and hierarchical, in this order. */
+struct dcp__merge_buffers {
+    char *send, *recv, *state, *table, *gather_send, *gather_recv;
+};
+struct dcp__merge_buffers dcp__merge_lay_out(const struct dcp_merge *m);
+
 #endif

@@ -307,3 +307,16 @@ dcp_status dcp__merge_share_start(struct dcp_merge *m, struct dcp__merge_run *ru
     }
     return dcp__merge_send(m, run, DCP__SLOT_TILES, k, k);
 }
+
+struct dcp__merge_buffers dcp__merge_lay_out(const struct dcp_merge *m)
+{
+    const struct dcp__merge_sizes *s = &m->sizes;
+    struct dcp__merge_buffers b;
+    b.send = m->private_ws != NULL ? m->private_ws : m->small;
+    b.recv = b.send + s->send;
+    b.state = b.recv + s->recv;
+    b.table = b.state + s->state;
+    b.gather_send = b.table + s->table;
+    b.gather_recv = b.gather_send + s->gather_send;
+    return b;
+}
