@@ -5,7 +5,7 @@ DESTDIR ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 GENERATOR := $(if $(shell command -v ninja 2>/dev/null),-G Ninja,)
 
-.PHONY: all setup demo check check-long abi bench bench-merge bench-llama install format clean help
+.PHONY: all setup demo oom-demo check check-long abi bench bench-merge bench-attend bench-llama install format clean help
 all: $(BUILD)/CMakeCache.txt
 	@cmake --build $(BUILD) -j $(JOBS) --target product
 
@@ -20,6 +20,9 @@ setup:  ## install the Debian packages that are missing
 
 demo: all  ## fetch a small model and let it answer on 1 rank and on 4
 	@scripts/demo.sh $(BUILD)
+
+oom-demo: all  ## the published out-of-memory case under one cap per rank: published forms fail, the operator finishes
+	@scripts/oom-demo.sh $(BUILD)
 
 check: all  ## every test: unit, fault, golden cases, the command
 	@cmake --build $(BUILD) -j $(JOBS)
@@ -37,6 +40,9 @@ bench: all  ## figures of this machine, as far as there are benches
 
 bench-merge: all  ## the merge beside the published form: docs/BENCHMARKS.md's table, docs/bench-merge.svg
 	@scripts/bench-merge.sh $(BUILD)
+
+bench-attend: all  ## attention and products beside the machine's roofs: docs/BENCHMARKS.md's table, docs/bench-attend.svg
+	@scripts/bench-attend.sh $(BUILD)
 
 bench-llama: all  ## tokens per second side by side with llama.cpp (built from PyPI's source first)
 	@scripts/bench-llama.sh $(BUILD)

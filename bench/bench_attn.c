@@ -221,7 +221,8 @@ static dcp_status bench_alloc(struct bench *b)
     b->item_bytes = c->n_keys * dims * 2;
     b->n_items = is_decode ? (int64_t)384 * 1024 * 1024 / b->item_bytes : 2 * b->n_threads;
     if (c->is_cached) b->n_items = 1;
-    b->scratch_bytes = (dcp__attn_scratch_bytes(rows_of(c), c->dk, c->dv) + 4095) / 4096 * 4096;
+    b->scratch_bytes =
+        (dcp__attn_scratch_bytes_for(b->isa, rows_of(c), c->dk, c->dv) + 4095) / 4096 * 4096;
     DCP_TRY(dcp__alloc((size_t)(b->n_items * b->item_bytes), "keys", (void **)&b->memory));
     DCP_TRY(dcp__alloc((size_t)(c->n_keys / PAGE) * 4, "pages", (void **)&b->pages));
     DCP_TRY(dcp__alloc(rows * (size_t)c->dk * 4, "q", (void **)&b->q));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One-token products on quantised rows: bytes per second of every QDOT line, beside a plain read of
- * the same bytes in the same rounds. usage: bench_qdot [threads [MiB [k [name part]]]]
+/* Products on quantised rows: bytes per second of every QDOT and QDOT16 line, beside a plain read of
+ * the same bytes in the same rounds. usage: bench_qdot [threads [MiB [k [name part [tokens]]]]]
+ * tokens: QDOT16 lines only, 1 to 8, one pass over the rows; the others take one token.
  * Prints, per kernel: median and best GB/s, and the median's share of the plain read's median. */
 #include <stdint.h>
 #include <stdio.h>
@@ -13,23 +14,30 @@
 #include "base/pool_priv.h"
 #include "kernels/kernels_priv.h"
 
-enum { N_ROUNDS = 15, CHUNK_BYTES = 131072 };
+enum { N_ROUNDS = 15, CHUNK_BYTES = 131072, MAX_TOKENS = 8 };
 
 static const struct {
     dcp_isa isa;
     int qtype;
-    dcp__qdot_fn *fn;
+    dcp__qdot_fn *fn; /* or */
+    dcp__qdot16_fn *fn16;
+    enum dcp__feature feature;
     const char *name;
 } lines[] = {
 #define ATTN(isa, dtype, fn)
 #define MERGE_ROW(isa, part, merged, fn)
-#define QDOT(level, qtype, fn) {DCP_ISA_##level, qtype, fn, #fn},
+#define QDOT(level, qtype, fn) {DCP_ISA_##level, qtype, fn, NULL, DCP__FEATURE_NONE, #fn},
+#define QDOT16(level, feature, qtype, fn)                                                          \
+    {DCP_ISA_##level, qtype, NULL, fn, DCP__FEATURE_##feature, #fn},
 #define DEQUANT(isa, qtype, fn)
 #include "kernels/kernels.inc"
 };
 
 struct job {
-    dcp__qdot_fn *fn; /* NULL: plain read */
+    dcp__qdot_fn *fn; /* both NULL: plain read */
+    dcp__qdot16_fn *fn16;
+    struct dcp__q16_row rows[MAX_TOKENS];
+    int n_tokens;
     const uint8_t *w;
     size_t n_bytes, row_bytes;
     int64_t n_rows, k, chunk_rows;
@@ -66,6 +74,11 @@ static void run_item(void *ctx, int64_t item, int thread)
         job->fn(w, job->row_bytes, n_rows, job->k, job->x, job->y + first);
         return;
     }
+    if (job->fn16 != NULL) {
+        job->fn16(w, job->row_bytes, n_rows, job->k, job->rows, job->n_tokens, job->y + first,
+                  job->n_rows);
+        return;
+    }
     job->sums[thread & 63] += plain_read(w, (size_t)n_rows * job->row_bytes);
 }
 
@@ -82,6 +95,28 @@ static double time_run(struct dcp_pool *pool, struct job *job)
     return dcp__now_s() - begin;
 }
 
+/* Activations of all tokens: the same values, each in memory of its own. */
+static dcp_status make_activations(const struct dcp__kernels *kernels, const float *x, int64_t k,
+                                   struct dcp__q16_row *rows)
+{
+    const size_t n = (size_t)k, groups = n / 32 + 16;
+    for (int t = 0; t < MAX_TOKENS; t++) {
+        void *p;
+        DCP_TRY(dcp__alloc(2 * n + 5 * 4 * groups, "activations", &p));
+        int16_t *words = p;
+        float *scale = (float *)(void *)(words + n), *pairs = scale + groups;
+        kernels->to_q16(x, k, words, scale, pairs, pairs + 2 * groups);
+        rows[t] = (struct dcp__q16_row){
+            .words = words, .scale = scale, .pairs = pairs, .half_sum = pairs + 2 * groups};
+        for (int order = 0; order < DCP__Q16_ORDERS; order++) {
+            DCP_TRY(dcp__alloc(2 * (n + 128), "activations", &p));
+            dcp__q16_lay_out(words, k, order, p);
+            rows[t].planes[order] = p;
+        }
+    }
+    return DCP_OK;
+}
+
 int main(int argc, char **argv)
 {
     const int n_threads = argc > 1 ? atoi(argv[1]) : 2;
@@ -95,18 +130,25 @@ int main(int argc, char **argv)
     if (dcp_pool_create(n_threads, 1, &pool) != DCP_OK ||
         dcp__alloc(n_bytes + 64, "weights", (void **)&w) != DCP_OK ||
         dcp__alloc((size_t)k_wanted * 8 + 4096, "x", (void **)&x) != DCP_OK ||
-        dcp__alloc(n_bytes, "y", (void **)&y) != DCP_OK) {
+        dcp__alloc(2 * n_bytes, "y", (void **)&y) != DCP_OK) {
         (void)fprintf(stderr, "%s\n", dcp_last_error());
         return 1;
     }
     /* Bytes of which every f16 scale and every float is a tame one. */
     for (size_t i = 0; i < n_bytes; i++) w[i] = (uint8_t)(0x20 | ((i * 2654435761u >> 13) & 0x0f));
     for (int64_t i = 0; i < k_wanted; i++) x[i] = (float)(i % 17) - 8.0f;
+    static struct job job;
+    struct dcp__kernels kernels;
+    dcp__kernels_select(dcp__cpu_best_isa(&cpu), &kernels);
+    job.n_tokens = argc > 5 ? atoi(argv[5]) : 1;
+    if (job.n_tokens < 1 || job.n_tokens > MAX_TOKENS ||
+        make_activations(&kernels, x, k_wanted / 32 * 32, job.rows) != DCP_OK)
+        return 1;
     (void)printf("%d threads, %zu MiB, %s\n", n_threads, n_bytes >> 20, cpu.brand);
     for (size_t l = 0; l < sizeof(lines) / sizeof(lines[0]); l++) {
-        if (lines[l].isa > dcp__cpu_best_isa(&cpu)) continue;
+        if (lines[l].isa > dcp__cpu_best_isa(&cpu) || !dcp__has_feature(&cpu, lines[l].feature))
+            continue;
         if (argc > 4 && strstr(lines[l].name, argv[4]) == NULL) continue;
-        static struct job job;
         const int64_t block = dcp__q_block_elems(lines[l].qtype);
         job.w = w;
         job.x = x;
@@ -119,8 +161,10 @@ int main(int argc, char **argv)
         double read_s[N_ROUNDS], dot_s[N_ROUNDS];
         for (int r = 0; r < N_ROUNDS; r++) {
             job.fn = NULL;
+            job.fn16 = NULL;
             read_s[r] = time_run(pool, &job);
             job.fn = lines[l].fn;
+            job.fn16 = lines[l].fn16;
             dot_s[r] = time_run(pool, &job);
         }
         qsort(read_s, N_ROUNDS, sizeof(double), compare);

@@ -6,21 +6,24 @@
 
 #include "base/alloc_priv.h"
 #include "base/clock_priv.h"
+#include "base/cpu_priv.h"
 #include "base/status_priv.h"
+#include "cli/bench_list.h"
+#include "cli/bench_machine.h"
 #include "cli/common.h"
 #include "cli/json_out.h"
 #include "cli/model_run.h"
 #include "cli/table.h"
 
-enum { MAX_DEPTHS = 16, MAX_REPS = 100, N_TESTS_MAX = 2 * MAX_DEPTHS, N_COLUMNS = 9 };
+enum { MAX_REPS = 100, N_TESTS_MAX = 2 * BENCH_MAX_ITEMS, N_COLUMNS = 11 };
 
 struct bench_generate_values {
     struct model_opts run;
     const char *depth_text;
     int64_t prompt, tokens, reps;
     bool json;
-    int n_depths;
-    int64_t depths[MAX_DEPTHS];
+    double factor;
+    struct bench_list depths;
 };
 
 #define AT(field) offsetof(struct bench_generate_values, field)
@@ -31,7 +34,9 @@ static const struct option_def bench_generate_options[] = {
     {"tokens", 'g', OPT_INT, AT(tokens), "N", 0, 1 << 20, NULL,
      "tokens generated one at a time; 0 leaves it out (default 32)"},
     {"depth", 'd', OPT_STRING, AT(depth_text), "LIST", 0, 0, NULL,
-     "tokens of context before the test, between commas (default 0)"},
+     "tokens of context before the test: 0,4096 or 1K..128K (default 0)"},
+    {"factor", 0, OPT_FLOAT, AT(factor), "F", 1.01, 1e6, NULL,
+     "from one depth of A..B to the next (default 4)"},
     {"reps", 'r', OPT_INT, AT(reps), "N", 1, MAX_REPS, NULL, "times of each test (default 3)"},
     MODEL_OPTIONS(struct bench_generate_values, run),
     {"json", 0, OPT_FLAG, AT(json), NULL, 0, 0, NULL, "one JSON object on stdout"},
@@ -48,14 +53,15 @@ static const struct command_def bench_generate_command = {
     bench_generate_options,
     sizeof(bench_generate_options) / sizeof(bench_generate_options[0]),
     "Ids are drawn from the vocabulary by a fixed rule; sampling is not timed. Shares of time are\n"
-    "rank 0's."};
+    "rank 0's; peak (counted allocations) and workspace (of attention) the largest rank's."};
 
 struct test_result {
     int64_t n_tokens, depth;
     bool is_prompt;
     int n_reps;
-    double seconds[MAX_REPS];                   /* sorted at the end */
-    double attend, merge, gather, dense, other; /* shares of all repetitions */
+    double seconds[MAX_REPS];                                  /* sorted at the end */
+    double attend, merge, gather, dense, other;                /* shares of all repetitions */
+    uint64_t workspace_bytes, peak_bytes, kv_bytes, rss_bytes; /* largest of the ranks */
 };
 
 struct bench_generate_run {
@@ -63,22 +69,8 @@ struct bench_generate_run {
     struct model_file model;
     struct token_list ids; /* enough for the deepest test */
     int64_t context;
+    int cpus_usable; /* before ranks were bound */
 };
-
-static bool read_depths(struct bench_generate_values *v)
-{
-    const char *at = v->depth_text != NULL ? v->depth_text : "0";
-    while (v->n_depths < MAX_DEPTHS) {
-        char *end = NULL;
-        const long long d = strtoll(at, &end, 10);
-        if (end == at || d < 0 || d > ((long long)1 << 40)) return false;
-        v->depths[v->n_depths++] = d;
-        if (*end == '\0') return true;
-        if (*end != ',') return false;
-        at = end + 1;
-    }
-    return false;
-}
 
 /* The tokens of one repetition, from the same state each time. */
 static dcp_status run_once(struct session *s, const struct bench_generate_run *run,
@@ -105,7 +97,7 @@ static int by_value(const void *a, const void *b)
 }
 
 static dcp_status run_test(struct session *s, const struct bench_generate_run *run,
-                           struct session_rank_report *reports, struct test_result *t)
+                           struct session_rank_report *reports, int n_ranks, struct test_result *t)
 {
     const float *logits = NULL;
     double warm_up;
@@ -128,6 +120,12 @@ static dcp_status run_test(struct session *s, const struct bench_generate_run *r
         t->gather = r->gather_s / r->total_s;
         t->dense = r->dense_s / r->total_s;
         t->other = r->other_s / r->total_s;
+    }
+    for (int i = 0; i < n_ranks; i++, r++) {
+        if (r->workspace_bytes > t->workspace_bytes) t->workspace_bytes = r->workspace_bytes;
+        if (r->peak_counted_bytes > t->peak_bytes) t->peak_bytes = r->peak_counted_bytes;
+        if (r->kv_bytes > t->kv_bytes) t->kv_bytes = r->kv_bytes;
+        if (r->peak_rss_bytes > t->rss_bytes) t->rss_bytes = r->peak_rss_bytes;
     }
     return DCP_OK;
 }
@@ -154,8 +152,9 @@ static void test_name(const struct test_result *t, char *buf, size_t n_bytes)
 static void print_results(dcp_group *g, const struct bench_generate_run *run,
                           const struct test_result *tests, int n_tests)
 {
-    static const char *const heads[N_COLUMNS] = {"test",  "median t/s", "best t/s", "reps", "attn",
-                                                 "merge", "gather",     "dense",    "other"};
+    static const char *const heads[N_COLUMNS] = {"test",  "median t/s", "best t/s", "reps",
+                                                 "attn",  "merge",      "gather",   "dense",
+                                                 "other", "workspace",  "peak"};
     char cells[N_TESTS_MAX + 1][N_COLUMNS][TABLE_CELL_BYTES];
     for (int c = 0; c < N_COLUMNS; c++) snprintf(cells[0][c], TABLE_CELL_BYTES, "%s", heads[c]);
     for (int i = 0; i < n_tests; i++) {
@@ -167,6 +166,8 @@ static void print_results(dcp_group *g, const struct bench_generate_run *run,
         snprintf(cells[i + 1][3], TABLE_CELL_BYTES, "%d", t->n_reps);
         for (int c = 0; c < 5; c++)
             snprintf(cells[i + 1][4 + c], TABLE_CELL_BYTES, "%.0f%%", 100.0 * shares[c]);
+        table_bytes(t->workspace_bytes, cells[i + 1][9]);
+        table_bytes(t->peak_bytes, cells[i + 1][10]);
     }
     printf("%s, %d rank%s (%s)\n", run->model.path, dcp_group_size(g),
            dcp_group_size(g) == 1 ? "" : "s", dcp_group_kind(g));
@@ -177,10 +178,25 @@ static void print_json(dcp_group *g, const struct bench_generate_run *run,
                        const struct test_result *tests, int n_tests)
 {
     struct json_out j;
+    struct dcp__cpu cpu;
+    char kv[16];
+    dcp_isa isa = DCP_ISA_DEFAULT;
+    int64_t n_threads = run->v->run.rank.threads;
+    if (n_threads == 0) n_threads = run->cpus_usable / dcp_group_size(g);
+    if (n_threads < 1) n_threads = 1;
+    dcp__cpu_detect(&cpu);
+    (void)dcp__isa_choose(DCP_ISA_DEFAULT, &isa);
+    options_choice(DTYPE_CHOICES, run->v->run.kv_dtype, kv, sizeof(kv));
     jout_begin(&j, stdout);
+    jout_object(&j, "machine");
+    jout_str(&j, "cpu", cpu.brand);
+    jout_int(&j, "cpus_usable", run->cpus_usable);
+    jout_num(&j, "load_after", bench_load());
+    jout_str(&j, "version", dcp_version());
+    jout_object_end(&j);
     jout_str(&j, "model", run->model.path);
     jout_int(&j, "ranks", dcp_group_size(g));
-    jout_int(&j, "threads", run->v->run.rank.threads);
+    jout_int(&j, "threads", n_threads);
     jout_str(&j, "comm", dcp_group_kind(g));
     jout_array(&j, "rows");
     for (int i = 0; i < n_tests; i++) {
@@ -188,9 +204,19 @@ static void print_json(dcp_group *g, const struct bench_generate_run *run,
         char name[TABLE_CELL_BYTES];
         test_name(t, name, sizeof(name));
         jout_object(&j, NULL);
+        jout_str(&j, "case", "generate");
         jout_str(&j, "test", name);
+        jout_int(&j, "keys", t->depth);
         jout_int(&j, "tokens", t->n_tokens);
         jout_int(&j, "depth", t->depth);
+        jout_int(&j, "ranks", dcp_group_size(g));
+        jout_int(&j, "threads", n_threads);
+        jout_str(&j, "dtype", strcmp(kv, "auto") == 0 ? "bf16" : kv);
+        jout_str(&j, "isa", dcp__isa_name(isa));
+        jout_object(&j, "time_us");
+        jout_num(&j, "min", t->seconds[0] * 1e6);
+        jout_num(&j, "median", t->seconds[t->n_reps / 2] * 1e6);
+        jout_object_end(&j);
         jout_num(&j, "tokens_per_s_median", median_rate(t));
         jout_num(&j, "tokens_per_s_best", best_rate(t));
         jout_array(&j, "seconds");
@@ -201,6 +227,10 @@ static void print_json(dcp_group *g, const struct bench_generate_run *run,
         jout_num(&j, "gather_share", t->gather);
         jout_num(&j, "dense_share", t->dense);
         jout_num(&j, "other_share", t->other);
+        jout_int(&j, "workspace_bytes", (int64_t)t->workspace_bytes);
+        jout_int(&j, "kv_bytes", (int64_t)t->kv_bytes);
+        jout_int(&j, "peak_bytes", (int64_t)t->peak_bytes);
+        jout_int(&j, "peak_rss_bytes", (int64_t)t->rss_bytes);
         jout_object_end(&j);
     }
     jout_array_end(&j);
@@ -214,16 +244,16 @@ static dcp_status run_tests(dcp_group *g, const struct bench_generate_run *run, 
     const struct bench_generate_values *v = run->v;
     int n_tests = 0;
     memset(tests, 0, sizeof(tests));
-    for (int d = 0; d < v->n_depths; d++) {
+    for (int d = 0; d < v->depths.n; d++) {
         for (int k = 0; k < 2; k++) {
             const int64_t n = k == 0 ? v->prompt : v->tokens;
             if (n == 0) continue;
             struct test_result *t = &tests[n_tests++];
             t->n_tokens = n;
-            t->depth = v->depths[d];
+            t->depth = v->depths.at[d];
             t->is_prompt = k == 0;
             t->n_reps = (int)v->reps;
-            DCP_TRY(run_test(s, run, reports, t));
+            DCP_TRY(run_test(s, run, reports, dcp_group_size(g), t));
         }
     }
     if (dcp_group_rank(g) == 0) {
@@ -270,22 +300,23 @@ static dcp_status draw_ids(struct bench_generate_run *run, int64_t n)
 int bench_generate(int argc, char **argv)
 {
     struct bench_generate_values v = {
-        .run = {.interleave = 1}, .prompt = 512, .tokens = 32, .reps = 3};
-    struct bench_generate_run run = {.v = &v};
+        .run = {.interleave = 1}, .prompt = 512, .tokens = 32, .reps = 3, .factor = 4};
+    struct bench_generate_run run = {.v = &v, .cpus_usable = dcp__cpu_usable()};
     int n_operands, rc;
     if (!command_parse(&bench_generate_command, argc, argv, &v, &n_operands, &rc)) return rc;
     if (v.run.model == NULL)
         return usage_error(&bench_generate_command, "-m FILE|NAME must be given");
-    if (!read_depths(&v))
+    if (!bench_read_list(v.depth_text != NULL ? v.depth_text : "0", v.factor, 0, (int64_t)1 << 40,
+                         &v.depths))
         return usage_error(&bench_generate_command,
                            "--depth: '%s' is not a list of up to %d numbers from 0 on, between "
-                           "commas",
-                           v.depth_text, MAX_DEPTHS);
+                           "commas, or of ranges A..B",
+                           v.depth_text, BENCH_MAX_ITEMS);
     if (v.prompt == 0 && v.tokens == 0)
         return usage_error(&bench_generate_command, "--prompt-tokens and --tokens are both 0");
     int64_t deepest = 0;
-    for (int d = 0; d < v.n_depths; d++)
-        if (v.depths[d] > deepest) deepest = v.depths[d];
+    for (int d = 0; d < v.depths.n; d++)
+        if (v.depths.at[d] > deepest) deepest = v.depths.at[d];
     run.context = deepest + (v.prompt > v.tokens ? v.prompt : v.tokens);
     if (v.run.context > 0 && v.run.context < run.context)
         return usage_error(&bench_generate_command,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/bench_read.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -100,9 +101,12 @@ const char *bench_read_name(int way)
 
 void bench_read(const struct bench_region *r, int way)
 {
-    static read_fn *chosen; /* the same whoever writes it */
-    if (chosen == NULL) chosen = choose();
-    read_fn *const fn = chosen;
+    static _Atomic(read_fn *) chosen; /* the same whoever writes it */
+    read_fn *fn = atomic_load_explicit(&chosen, memory_order_relaxed);
+    if (fn == NULL) {
+        fn = choose();
+        atomic_store_explicit(&chosen, fn, memory_order_relaxed);
+    }
     const bool does_prefetch = way == BENCH_READ_PARTS_PREFETCH || way == BENCH_READ_ROWS_PREFETCH;
     const bool by_rows = way == BENCH_READ_ROWS || way == BENCH_READ_ROWS_PREFETCH;
     const size_t stretch = (size_t)r->n_rows * r->row_bytes;

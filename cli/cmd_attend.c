@@ -17,10 +17,10 @@ struct attend_values {
     struct rank_opts rank;
     bool causal, json;
     double scale, softcap;
-    int64_t window, interleave, latent;
+    int64_t window, interleave, latent, tp;
     int kv_dtype, algo;
     uint64_t memory;
-    const char *output, *input;
+    const char *output, *input, *project;
 };
 
 #define AT(field) offsetof(struct attend_values, field)
@@ -39,12 +39,17 @@ static const struct option_def attend_options[] = {
      "v is the first D columns of k (absorbed MLA)"},
     {"interleave", 0, OPT_INT, AT(interleave), "I", 1, 1 << 30, NULL,
      "key p belongs to rank (p / I) mod N (default 1)"},
-    {"kv-dtype", 0, OPT_ENUM, AT(kv_dtype), NULL, 0, 0, DTYPE_CHOICES,
+    {"tp", 0, OPT_INT, AT(tp), "N", 1, 4096, NULL,
+     "KV heads over N groups of ranks, keys over the ranks of a group (default 1)"},
+    {"project", 0, OPT_STRING, AT(project), "FILE", 0, 0, NULL,
+     "its tensor project [H,D,P] maps each head's D values to P, before the merge"},
+    {"kv-dtype", 0, OPT_ENUM, AT(kv_dtype), NULL, 0, 0, KV_DTYPE_CHOICES,
      "type of the cache (default auto: that of k)"},
     {"algo", 0, OPT_ENUM, AT(algo), NULL, 0, 0, ALGO_CHOICES, "merge algorithm (default auto)"},
     {"memory", 0, OPT_SIZE, AT(memory), "BYTES", 65536, 1e15, NULL,
      "workspace limit of each rank (default 64M)"},
     THREADS_OPTION(struct attend_values, rank),
+    BIND_OPTION(struct attend_values, rank),
     COMM_OPTIONS(struct attend_values, rank),
     {"json", 0, OPT_FLAG, AT(json), NULL, 0, 0, NULL, "one JSON object on stdout"},
 };
@@ -66,12 +71,16 @@ struct attend_rank {
     struct st_file *file;
     const struct st_tensor *q, *k, *v, *q_pos, *sink_tensor;
     int64_t n_tokens, n_heads, n_keys, n_kv_heads, key_dim, value_dim;
-    dcp_range heads; /* own */
+    int64_t project_dim;       /* 0 = none */
+    dcp_range heads, kv_heads; /* own; stored here */
     int64_t own_keys;
     int64_t *positions;
-    float *queries, *out, *lse, *sink;
+    float *queries, *out, *lse, *sink, *project;
+    struct st_file *project_file;
+    const struct st_tensor *project_tensor;
     dcp_cache *cache;
     dcp_attend *attend;
+    dcp_pool *pool;
 };
 
 static dcp_status check_shapes(const struct attend_values *v, const struct attend_rank *a)
@@ -98,6 +107,12 @@ static dcp_status check_shapes(const struct attend_values *v, const struct atten
                          "%s: %lld queries but %lld keys; without q_pos the queries "
                          "are the last positions",
                          path, (long long)a->n_tokens, (long long)a->n_keys);
+    const struct st_tensor *p = a->project_tensor;
+    if (p != NULL && (p->dims[0] != a->n_heads || p->dims[1] != a->value_dim || a->project_dim < 1))
+        return dcp__fail(DCP_ERR_FORMAT,
+                         "%s: project is [%lld,%lld,%lld] but heads are [%lld,%lld]", v->project,
+                         (long long)p->dims[0], (long long)p->dims[1], (long long)p->dims[2],
+                         (long long)a->n_heads, (long long)a->value_dim);
     if (a->sink_tensor != NULL && a->sink_tensor->dims[0] != a->n_heads)
         return dcp__fail(DCP_ERR_FORMAT, "%s: sink is [%lld] but q has %lld heads", path,
                          (long long)a->sink_tensor->dims[0], (long long)a->n_heads);
@@ -127,7 +142,33 @@ static dcp_status open_input(const struct attend_values *v, struct attend_rank *
     a->n_keys = a->k->dims[0];
     a->n_kv_heads = a->k->dims[1];
     a->value_dim = v->latent > 0 ? v->latent : a->v->dims[2];
+    if (v->project != NULL) {
+        DCP_TRY(st_open(v->project, &a->project_file));
+        DCP_TRY(st_need(a->project_file, v->project, "project", 3, &a->project_tensor));
+        a->project_dim = a->project_tensor->dims[2];
+    }
     return check_shapes(v, a);
+}
+
+/* What create gets, and what this rank brings, stores and gets by it. */
+static dcp_attend_desc describe(const struct attend_values *v, const struct attend_rank *a)
+{
+    dcp_attend_desc desc = DCP_ATTEND_DESC_INIT;
+    desc.max_tokens = a->n_tokens;
+    desc.n_heads = a->n_heads;
+    desc.n_kv_heads = a->n_kv_heads;
+    desc.key_dim = a->key_dim;
+    desc.value_dim = a->value_dim;
+    desc.scale = (float)v->scale;
+    desc.softcap = (float)v->softcap;
+    desc.causal = v->causal;
+    desc.interleave = v->interleave;
+    desc.algo = (dcp_merge_algo)v->algo;
+    desc.has_sink = a->sink_tensor != NULL;
+    desc.workspace_limit_bytes = (size_t)v->memory;
+    desc.project_dim = a->project_dim;
+    desc.tp = (int)v->tp;
+    return desc;
 }
 
 /* Store the keys that this rank owns: runs of up to I positions lie together in the file. */
@@ -148,7 +189,9 @@ static dcp_status fill_cache(const struct attend_values *v, struct attend_rank *
         st = st_read_f32(a->file, a->k, pos * k_row, run * k_row, k);
         if (st == DCP_OK && a->v != NULL)
             st = st_read_f32(a->file, a->v, pos * v_row, run * v_row, vals);
-        if (st == DCP_OK) st = dcp_cache_store(a->cache, 0, 0, i, run, k, k_row, vals, v_row);
+        if (st == DCP_OK)
+            st = dcp_cache_store(a->cache, 0, 0, i, run, k + a->kv_heads.begin * a->key_dim, k_row,
+                                 vals + a->kv_heads.begin * a->value_dim, v_row);
         i += run;
     }
     dcp__free(k);
@@ -156,18 +199,30 @@ static dcp_status fill_cache(const struct attend_values *v, struct attend_rank *
     return st;
 }
 
+/* Values of a row of the result. */
+static int64_t out_dim(const struct attend_rank *a)
+{
+    return a->project_dim > 0 ? a->project_dim : a->value_dim;
+}
+
 /* Local: cache, queries of the own heads, positions, sink, room for the result. */
 static dcp_status read_input(dcp_group *g, const struct attend_values *v, struct attend_rank *a)
 {
-    const int n = dcp_group_size(g), r = dcp_group_rank(g);
-    a->heads = dcp_cut_range(a->n_heads, n, r);
+    const dcp_attend_desc shape = describe(v, a);
+    const int tp = (int)v->tp, all = dcp_group_size(g);
+    if (all % tp != 0 || a->n_kv_heads % tp != 0)
+        return dcp__fail(DCP_ERR_ARG, "--tp %d must divide the %d ranks and the %lld KV heads", tp,
+                         all, (long long)a->n_kv_heads);
+    const int n = all / tp, r = dcp_group_rank(g) % n;
+    a->heads = dcp_attend_heads(&shape, all, dcp_group_rank(g));
+    a->kv_heads = dcp_attend_kv_heads(&shape, all, dcp_group_rank(g));
     a->own_keys = dcp_local_length(a->n_keys, n, r, v->interleave);
     dcp_cache_desc desc = DCP_CACHE_DESC_INIT;
     desc.n_ranks = n;
     desc.rank = r;
     desc.interleave = v->interleave;
     desc.n_layers = 1;
-    desc.n_kv_heads = a->n_kv_heads;
+    desc.n_kv_heads = a->kv_heads.end - a->kv_heads.begin;
     desc.key_dim = a->key_dim;
     desc.value_dim = a->value_dim;
     desc.latent = v->latent > 0;
@@ -181,7 +236,7 @@ static dcp_status read_input(dcp_group *g, const struct attend_values *v, struct
     const int64_t own = a->heads.end - a->heads.begin;
     const size_t n_rows = (size_t)(a->n_tokens * own);
     DCP_TRY(dcp__alloc_array(n_rows, (size_t)a->key_dim * 4, "queries", (void **)&a->queries));
-    DCP_TRY(dcp__alloc_array(n_rows, (size_t)a->value_dim * 4, "result", (void **)&a->out));
+    DCP_TRY(dcp__alloc_array(n_rows, (size_t)out_dim(a) * 4, "result", (void **)&a->out));
     DCP_TRY(dcp__alloc_array(n_rows, 4, "result's lse", (void **)&a->lse));
     for (int64_t t = 0; t < a->n_tokens; t++)
         DCP_TRY(st_read_f32(a->file, a->q, (t * a->n_heads + a->heads.begin) * a->key_dim,
@@ -194,6 +249,13 @@ static dcp_status read_input(dcp_group *g, const struct attend_values *v, struct
         DCP_TRY(dcp__alloc_array((size_t)a->n_heads, 4, "sink", (void **)&a->sink));
         DCP_TRY(st_read_f32(a->file, a->sink_tensor, 0, a->n_heads, a->sink));
     }
+    if (a->project_tensor != NULL) { /* the maps of the head group */
+        const int64_t group = a->n_heads / a->n_kv_heads, map = a->value_dim * a->project_dim;
+        const int64_t n_maps = (a->kv_heads.end - a->kv_heads.begin) * group;
+        DCP_TRY(dcp__alloc_array((size_t)(n_maps * map), 4, "maps", (void **)&a->project));
+        DCP_TRY(st_read_f32(a->project_file, a->project_tensor, a->kv_heads.begin * group * map,
+                            n_maps * map, a->project));
+    }
     return DCP_OK;
 }
 
@@ -201,32 +263,24 @@ static dcp_status read_input(dcp_group *g, const struct attend_values *v, struct
 static dcp_status run_attend(dcp_group *g, const struct attend_values *v, struct attend_rank *a,
                              dcp_attend_stats *stats)
 {
-    dcp_attend_desc desc = DCP_ATTEND_DESC_INIT;
-    desc.max_tokens = a->n_tokens;
-    desc.n_heads = a->n_heads;
-    desc.n_kv_heads = a->n_kv_heads;
-    desc.key_dim = a->key_dim;
-    desc.value_dim = a->value_dim;
-    desc.scale = (float)v->scale;
-    desc.softcap = (float)v->softcap;
-    desc.causal = v->causal;
-    desc.interleave = v->interleave;
-    desc.n_threads = (int)v->rank.threads;
-    desc.algo = (dcp_merge_algo)v->algo;
-    desc.has_sink = a->sink != NULL;
-    desc.workspace_limit_bytes = (size_t)v->memory;
+    dcp_attend_desc desc = describe(v, a);
+    desc.pool = a->pool;
     DCP_TRY(dcp_attend_create(g, &desc, &a->attend));
     dcp_kv_view view;
+    dcp_kv_scales scales;
     DCP_TRY(dcp_cache_view(a->cache, 0, 0, &view));
+    DCP_TRY(dcp_cache_scales(a->cache, 0, 0, &scales));
     const dcp_attend_seq seq = {&view, a->n_keys, a->n_tokens, v->window};
     dcp_attend_args args = DCP_ATTEND_ARGS_INIT;
     args.seqs = &seq;
     args.n_seqs = 1;
+    args.scales = &scales;
     args.q_pos = a->positions;
     args.q = a->queries;
     args.sink = a->sink;
     args.out = a->out;
     args.lse = a->lse;
+    args.project = a->project;
     return dcp_attend_run(a->attend, &args, stats);
 }
 
@@ -289,9 +343,17 @@ static void print_report(dcp_group *g, const struct attend_values *v, const dcp_
     jout_end(&j);
 }
 
+static dcp_status attend_pool(dcp_group *g, const struct attend_values *v, dcp_pool **pool_out)
+{
+    const int n_threads = v->rank.threads > 0 ? (int)v->rank.threads : 1;
+    return binding_pool(g, (enum bind_mode)v->rank.bind, n_threads, pool_out);
+}
+
 static int attend_body(dcp_group *g, const struct attend_values *v, struct attend_rank *a)
 {
     if (!all_ranks_ok(g, open_input(v, a))) return EXIT_FAILED;
+    /* Before the cache is filled: its memory lies where its first user runs. */
+    if (!all_ranks_ok(g, attend_pool(g, v, &a->pool))) return EXIT_FAILED;
     if (!all_ranks_ok(g, read_input(g, v, a))) return EXIT_FAILED;
     dcp_attend_stats stats = DCP_ATTEND_STATS_INIT;
     dcp_attend_info info = DCP_ATTEND_INFO_INIT;
@@ -302,10 +364,11 @@ static int attend_body(dcp_group *g, const struct attend_values *v, struct atten
     const struct result res = {.cut = DCP_CUT_HEADS,
                                .n_tokens = a->n_tokens,
                                .n_heads = a->n_heads,
-                               .dim = a->value_dim,
+                               .dim = out_dim(a),
                                .dtype = DCP_F32,
                                .out = a->out,
-                               .lse = a->lse};
+                               .lse = a->lse,
+                               .tp = (int)v->tp};
     int rc = result_write(g, v->output, &res);
     if (rc != EXIT_DONE) return rc;
     struct attend_totals totals = {0};
@@ -326,19 +389,22 @@ static int attend_rank_main(dcp_group *g, void *ctx)
     struct attend_rank a = {0};
     const int rc = attend_body(g, ctx, &a);
     dcp_attend_destroy(a.attend);
+    dcp_pool_destroy(a.pool);
     dcp_cache_destroy(a.cache);
     dcp__free(a.queries);
     dcp__free(a.out);
     dcp__free(a.lse);
     dcp__free(a.sink);
     dcp__free(a.positions);
+    dcp__free(a.project);
+    st_close(a.project_file);
     st_close(a.file);
     return rc;
 }
 
 int cmd_attend(int argc, char **argv)
 {
-    struct attend_values v = {.interleave = 1};
+    struct attend_values v = {.interleave = 1, .tp = 1};
     int n_operands, rc;
     if (!command_parse(&attend_command, argc, argv, &v, &n_operands, &rc)) return rc;
     if (v.output == NULL) return usage_error(&attend_command, "-o FILE must be given");

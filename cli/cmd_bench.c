@@ -14,7 +14,7 @@
 #include "cli/table.h"
 
 enum { MAX_SHAPES = 64, MAX_TYPES = 3 };
-enum { N_COLUMNS = 13 };
+enum { N_COLUMNS = 11 };
 
 struct bench_values {
     struct rank_opts rank;
@@ -75,14 +75,16 @@ static const struct command_def bench_command = {
     "An iteration: all ranks write their partials, meet, and call; its time is its slowest "
     "rank's.\n"
     "All algorithms and the read take turns in the same run, on the same pages, equally bound.\n"
-    "  algo GB/s   S / t, S = T x H x D x bytes of an element: one rank's partial\n"
-    "  bus GB/s    S / t x (N - 1) / N: what has to come from other ranks, whatever moved\n"
+    "  min, median microseconds\n"
+    "  algbw       GB/s: S / t, S = T x H x D x bytes of an element: one rank's partial\n"
+    "  busbw       GB/s: S / t x (N - 1) / N: what has to come from other ranks, whatever moved\n"
     "  x read      time over the best plain read loop over exactly the bytes that each rank must\n"
     "              read: its own rows of all partials\n"
-    "  speed-up    the faster published form's median over this one's, same ranks, same run\n"
-    "  workspace   bytes that create reports; extra: counted allocator's high-water mark over\n"
-    "              creation and runs; PSS: growth of the proportional set size; each the largest\n"
-    "              of a rank\n"
+    "  speedup     the faster published form's median over this one's, same ranks, same run\n"
+    "  work        bytes of workspace that create reports; extra: counted allocator's high-water\n"
+    "              mark over creation and runs; PSS: growth of the proportional set size; each "
+    "the\n"
+    "              largest of a rank\n"
     "  wrong       elements of sampled rows that differ from the definition, taken in double, by\n"
     "              more than rounding allows"};
 
@@ -327,44 +329,67 @@ static void put_bytes(char *cell, int64_t n_bytes)
         table_bytes((uint64_t)n_bytes, cell);
 }
 
+/* Microseconds, from a million on seconds: six characters. */
+static void put_us(char *cell, double us)
+{
+    if (us < 999999.5)
+        snprintf(cell, TABLE_CELL_BYTES, us < 1000.0 ? "%.1f" : "%.0f", us);
+    else
+        snprintf(cell, TABLE_CELL_BYTES, "%.2f s", us * 1e-6);
+}
+
+static bool is_same_case(const struct result_row *a, const struct result_row *b)
+{
+    return memcmp(a->shape, b->shape, sizeof(a->shape)) == 0 && a->dtype == b->dtype;
+}
+
+static void fill_row(const struct result_row *r, int n_ranks, char (*row)[TABLE_CELL_BYTES])
+{
+    snprintf(row[0], TABLE_CELL_BYTES, "%s", dcp_merge_algo_name(r->row.algo));
+    for (int c = 1; c < 7; c++) snprintf(row[c], TABLE_CELL_BYTES, "-");
+    if (r->row.has_run) {
+        put_us(row[1], r->row.time.min_us);
+        put_us(row[2], r->row.time.median_us);
+        snprintf(row[3], TABLE_CELL_BYTES, "%.2f", algo_GBps(r));
+        snprintf(row[4], TABLE_CELL_BYTES, "%.2f", bus_GBps(r, n_ranks));
+    }
+    if (r->row.has_run && r->has_read)
+        snprintf(row[5], TABLE_CELL_BYTES, "%.2f", r->row.time.median_us / r->read.median_us);
+    if (r->speedup >= 0) snprintf(row[6], TABLE_CELL_BYTES, "%.2f", r->speedup);
+    put_bytes(row[7], r->row.workspace_bytes);
+    put_bytes(row[8], r->row.peak_extra_bytes);
+    put_bytes(row[9], r->row.pss_growth_bytes);
+    snprintf(row[10], TABLE_CELL_BYTES, "%lld", (long long)r->row.wrong);
+}
+
+/* A table for each shape and type: 100 columns of text at most. */
 static void print_table(dcp_group *g, const struct bench_values *v, const struct results *all)
 {
-    static const char *const heads[N_COLUMNS] = {
-        "T,H,D",  "type",     "algo",      "min us", "median us", "algo GB/s", "bus GB/s",
-        "x read", "speed-up", "workspace", "extra",  "PSS",       "wrong"};
+    static const char *const heads[N_COLUMNS] = {"algo",  "min us", "median",  "algbw",
+                                                 "busbw", "x read", "speedup", "work",
+                                                 "extra", "PSS",    "wrong"};
     const int n = dcp_group_size(g);
     char(*cells)[TABLE_CELL_BYTES] =
         calloc((size_t)(all->n + 1) * N_COLUMNS, sizeof(char[TABLE_CELL_BYTES]));
     if (cells == NULL) return;
-    for (int c = 0; c < N_COLUMNS; c++) snprintf(cells[c], TABLE_CELL_BYTES, "%s", heads[c]);
-    for (int i = 0; i < all->n; i++) {
-        const struct result_row *r = &all->rows[i];
-        char(*row)[TABLE_CELL_BYTES] = cells + (size_t)(i + 1) * N_COLUMNS;
-        snprintf(row[0], TABLE_CELL_BYTES, "%lld,%lld,%lld", (long long)r->shape[0],
-                 (long long)r->shape[1], (long long)r->shape[2]);
-        snprintf(row[1], TABLE_CELL_BYTES, "%s", dcp_dtype_name(r->dtype));
-        snprintf(row[2], TABLE_CELL_BYTES, "%s", dcp_merge_algo_name(r->row.algo));
-        for (int c = 3; c < 9; c++) snprintf(row[c], TABLE_CELL_BYTES, "-");
-        if (r->row.has_run) {
-            snprintf(row[3], TABLE_CELL_BYTES, "%.1f", r->row.time.min_us);
-            snprintf(row[4], TABLE_CELL_BYTES, "%.1f", r->row.time.median_us);
-            snprintf(row[5], TABLE_CELL_BYTES, "%.2f", algo_GBps(r));
-            snprintf(row[6], TABLE_CELL_BYTES, "%.2f", bus_GBps(r, n));
-        }
-        if (r->row.has_run && r->has_read)
-            snprintf(row[7], TABLE_CELL_BYTES, "%.2f", r->row.time.median_us / r->read.median_us);
-        if (r->speedup >= 0) snprintf(row[8], TABLE_CELL_BYTES, "%.2f", r->speedup);
-        put_bytes(row[9], r->row.workspace_bytes);
-        put_bytes(row[10], r->row.peak_extra_bytes);
-        put_bytes(row[11], r->row.pss_growth_bytes);
-        snprintf(row[12], TABLE_CELL_BYTES, "%lld", (long long)r->row.wrong);
-    }
     printf("%d ranks, %s, %s result, bound: %s\n", n, dcp_group_kind(g),
            v->in_place ? "in place" : "contiguous", all->pinning);
     if (all->read_GBps > 0)
         printf("plain read at the largest shape: %.1f GB/s, all ranks together (%s); load %.1f\n",
                all->read_GBps, all->read_name, all->load_before);
-    table_print(stdout, all->n + 1, N_COLUMNS, cells);
+    for (int c = 0; c < N_COLUMNS; c++) snprintf(cells[c], TABLE_CELL_BYTES, "%s", heads[c]);
+    int end = 0;
+    for (int i = 0; i < all->n; i = end) {
+        const struct result_row *first = &all->rows[i];
+        for (end = i; end < all->n && is_same_case(first, &all->rows[end]); end++)
+            fill_row(&all->rows[end], n, cells + (size_t)(end - i + 1) * N_COLUMNS);
+        printf("\n%lld,%lld,%lld %s", (long long)first->shape[0], (long long)first->shape[1],
+               (long long)first->shape[2], dcp_dtype_name(first->dtype));
+        if (first->has_read)
+            printf(": plain read %.1f us, median %.1f", first->read.min_us, first->read.median_us);
+        printf("\n");
+        table_print(stdout, end - i + 1, N_COLUMNS, cells);
+    }
     if (all->skipped[0] != '\0') printf("left out: %s\n", all->skipped);
     free(cells);
 }
@@ -447,18 +472,29 @@ static int bench_merge(int argc, char **argv)
     return run_on_ranks(&v.rank, v.rank.ranks, bench_rank_main, &v);
 }
 
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+} benches[] = {{"merge", bench_merge},     {"attend", bench_attend},     {"extend", bench_extend},
+               {"product", bench_product}, {"generate", bench_generate}, {"oom", bench_oom}};
+enum { N_BENCHES = sizeof(benches) / sizeof(benches[0]) };
+
 int cmd_bench(int argc, char **argv)
 {
-    static const char usage[] = "Usage: dcp-attn bench merge|generate [options]\n\n"
-                                "dcp-attn bench merge --help says more, and so on.\n";
-    if (argc > 0 && strcmp(argv[0], "merge") == 0) return bench_merge(argc - 1, argv + 1);
-    if (argc > 0 && strcmp(argv[0], "generate") == 0) return bench_generate(argc - 1, argv + 1);
+    static const char usage[] =
+        "Usage: dcp-attn bench merge|attend|extend|product|generate|oom [options]\n\n"
+        "dcp-attn bench merge --help says more, and so on.\n";
+    for (int i = 0; argc > 0 && i < N_BENCHES; i++)
+        if (strcmp(argv[0], benches[i].name) == 0) return benches[i].run(argc - 1, argv + 1);
     if (argc > 0 && (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0)) {
         fputs(usage, stdout);
         return finish_stdout(EXIT_DONE);
     }
     if (argc > 0)
-        fprintf(stderr, "dcp-attn bench: '%s' is no bench; there are: merge, generate\n", argv[0]);
+        fprintf(stderr,
+                "dcp-attn bench: '%s' is no bench; there are: merge, attend, extend, product, "
+                "generate, oom\n",
+                argv[0]);
     else
         fputs(usage, stderr);
     return EXIT_USAGE;

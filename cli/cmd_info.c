@@ -56,6 +56,7 @@ struct machine {
     dcp_isa isa;
     int n_affinity, n_usable;
     struct topology topology;
+    char binding[160]; /* of one rank with a thread on each usable CPU */
     uint64_t memory_bytes, available_bytes;
     char huge_pages[32]; /* transparent: always, madvise or never */
     struct kernel_choice kernels[MAX_KERNELS];
@@ -92,6 +93,17 @@ static void read_huge_pages(char *buf, size_t n_bytes)
     fclose(f);
 }
 
+/* What --bind auto comes to where a rank has a thread for every usable core. */
+static void read_binding(struct machine *m)
+{
+    static struct topology_cores cores;
+    struct binding b = {.n = 0};
+    topology_read_cores(&cores);
+    const int n = cores.n > 0 && cores.n < m->n_usable ? cores.n : m->n_usable;
+    (void)binding_share(BIND_AUTO, &cores, m->n_usable, 1, 0, n, &b);
+    snprintf(m->binding, sizeof(m->binding), "%s", b.text);
+}
+
 static dcp_status look(const struct info_values *v, struct machine *m)
 {
     cpu_set_t set;
@@ -103,6 +115,7 @@ static dcp_status look(const struct info_values *v, struct machine *m)
     if (sched_getaffinity(0, sizeof(set), &set) == 0) m->n_affinity = CPU_COUNT(&set);
     m->n_usable = dcp__cpu_usable();
     topology_read(&m->topology);
+    read_binding(m);
     m->memory_bytes = meminfo_bytes("MemTotal");
     m->available_bytes = meminfo_bytes("MemAvailable");
     read_huge_pages(m->huge_pages, sizeof(m->huge_pages));
@@ -194,6 +207,7 @@ static void print_text(const struct machine *m)
              m->n_usable < m->n_affinity ? ", fewer by the cgroup's quota" : "");
     message_fold(stdout, "CPUs", INDENT, text);
     print_topology(&m->topology);
+    message_fold(stdout, "binding", INDENT, m->binding);
     snprintf(text, sizeof(text), "%s, %s available; transparent huge pages: %s",
              table_bytes(m->memory_bytes, a), table_bytes(m->available_bytes, b), m->huge_pages);
     message_fold(stdout, "memory", INDENT, text);
@@ -278,6 +292,7 @@ static void print_json(const struct machine *m)
     jout_int(&j, "cpus_usable", m->n_usable);
     jout_int(&j, "cpus_affinity", m->n_affinity);
     json_topology(&j, &m->topology);
+    jout_str(&j, "binding", m->binding);
     jout_int(&j, "memory_bytes", (int64_t)m->memory_bytes);
     jout_int(&j, "available_bytes", (int64_t)m->available_bytes);
     jout_str(&j, "huge_pages", m->huge_pages);

@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 
+#include "cli/binding.h"
 #include "cli/options.h"
 #include "dcpattn/dcpattn.h"
 
@@ -16,12 +17,14 @@ struct rank_opts {
     int64_t threads;
     int comm; /* index in COMM_CHOICES */
     double deadline_s;
-    int isa; /* index in ISA_CHOICES = dcp_isa */
+    int isa;  /* index in ISA_CHOICES = dcp_isa */
+    int bind; /* index in BIND_CHOICES = enum bind_mode */
 };
 #define COMM_CHOICES "auto|threads|shm|mpi"
 #define ISA_CHOICES "auto|scalar|avx2|avx512|amx"
 #define ALGO_CHOICES "auto|direct|alltoall|halving|hierarchical|allreduce"
 #define DTYPE_CHOICES "auto|f32|f16|bf16"
+#define KV_DTYPE_CHOICES DTYPE_CHOICES "|int8|fp8"
 #define RANKS_OPTION(type, at)                                                                     \
     {                                                                                              \
         "ranks", 'n', OPT_INT, offsetof(type, at.ranks), "N", 1, 4096, NULL,                       \
@@ -54,8 +57,7 @@ struct rank_opts {
     {                                                                                              \
         "isa", 0, OPT_ENUM, offsetof(type, at.isa), NULL, 0, 0, ISA_CHOICES,                       \
             "highest instruction-set level to use; one that the CPU lacks is refused (default "    \
-            "auto: "                                                                               \
-            "the CPU's; amx has no kernels of its own yet)"                                        \
+            "auto: the CPU's)"                                                                     \
     }
 
 /* --- a command's frame --- */
@@ -102,7 +104,11 @@ bool stdout_has_no_reader(void);
 /* --- commands --- */
 int cmd_attend(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
-int bench_generate(int argc, char **argv); /* dcp-attn bench generate */
+int bench_generate(int argc, char **argv); /* dcp-attn bench generate, and so on */
+int bench_attend(int argc, char **argv);
+int bench_extend(int argc, char **argv);
+int bench_product(int argc, char **argv);
+int bench_oom(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 int cmd_merge(int argc, char **argv);

@@ -99,6 +99,8 @@ static void memory_table(const struct generate_report *r, FILE *to)
 static void memory_notes(const struct generate_report *r, FILE *to)
 {
     char text[1200], held[TABLE_CELL_BYTES];
+    uint64_t huge = 0;
+    for (int i = 0; i < r->n_ranks; i++) huge += r->ranks[i].kv_huge_bytes;
     snprintf(
         text, sizeof(text),
         "KV bytes are whole pages of %d tokens, all layers. KV bytes, weights, workspace, "
@@ -108,6 +110,8 @@ static void memory_notes(const struct generate_report *r, FILE *to)
             ? "of all ranks together are the peak RSS: ranks are threads of one process, whose "
               "figures rest and peak RSS are"
             : "add up to the peak RSS");
+    message_fold(to, "", 0, text);
+    snprintf(text, sizeof(text), "of the KV bytes on huge pages: %s", table_bytes(huge, held));
     message_fold(to, "", 0, text);
     if (r->n_ranks < 2 || r->replicated_names == NULL || r->replicated_names[0] == '\0') return;
     snprintf(text, sizeof(text), "replicated on every rank, %s of its weights: %s",
@@ -164,6 +168,7 @@ static void rank_json(struct json_out *j, const struct generate_report *r, int r
     jout_int(j, "rank", rank);
     jout_int(j, "kv_tokens", k->kv_tokens);
     jout_int(j, "kv_bytes", (int64_t)k->kv_bytes);
+    jout_int(j, "kv_huge_bytes", (int64_t)k->kv_huge_bytes);
     jout_int(j, "weight_bytes", (int64_t)k->weight_bytes);
     jout_int(j, "weight_share_bytes", (int64_t)k->weight_share_bytes);
     jout_int(j, "weight_replicated_bytes", (int64_t)k->weight_replicated_bytes);

@@ -171,5 +171,12 @@ dcp_status model_session(dcp_group *g, const struct model_file *m, const struct 
     so.algo = (dcp_merge_algo)opts->algo;
     so.isa = (dcp_isa)opts->rank.isa;
     so.attend_workspace_bytes = (size_t)opts->memory;
+    so.mla = (enum mla_form)opts->mla;
+    so.tp = (int)opts->tp;
+    struct binding binding;
+    DCP_TRY(binding_choose(g, (enum bind_mode)opts->rank.bind, so.n_threads, &binding));
+    so.n_threads = binding.n_threads;
+    so.cpus = binding.cpu;
+    so.n_cpus = binding.n;
     return session_create(g, m->file, &so, out);
 }

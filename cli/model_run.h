@@ -13,15 +13,18 @@ struct model_opts {
     int64_t context, chunk, interleave;
     int kv_dtype, compute, algo;
     uint64_t memory;
+    int mla; /* enum mla_form */
+    int64_t tp;
 };
 #define COMPUTE_CHOICES "auto|f32|bf16"
+#define MLA_CHOICES "absorbed|projected|expanded"
 #define MODEL_OPTION(type, at)                                                                     \
     {                                                                                              \
         "model", 'm', OPT_STRING, offsetof(type, at.model), "FILE|NAME", 0, 0, NULL,               \
             "GGUF file, or a name that scripts/fetch-model.sh knows (required)"                    \
     }
 #define MODEL_OPTIONS(type, at)                                                                    \
-    RANKS_OPTION(type, at.rank), THREADS_OPTION(type, at.rank),                                    \
+    RANKS_OPTION(type, at.rank), THREADS_OPTION(type, at.rank), BIND_OPTION(type, at.rank),        \
         {"context",                                                                                \
          'c',                                                                                      \
          OPT_INT,                                                                                  \
@@ -59,7 +62,7 @@ struct model_opts {
          NULL,                                                                                     \
          0,                                                                                        \
          0,                                                                                        \
-         DTYPE_CHOICES,                                                                            \
+         KV_DTYPE_CHOICES,                                                                         \
          "type of the cache (default auto: bf16)"},                                                \
         {"compute",                                                                                \
          0,                                                                                        \
@@ -70,6 +73,26 @@ struct model_opts {
          0,                                                                                        \
          COMPUTE_CHOICES,                                                                          \
          "type of dense products (default auto: the fastest of the CPU)"},                         \
+        {"tp",                                                                                     \
+         0,                                                                                        \
+         OPT_INT,                                                                                  \
+         offsetof(type, at.tp),                                                                    \
+         "N",                                                                                      \
+         1,                                                                                        \
+         4096,                                                                                     \
+         NULL,                                                                                     \
+         "head groups: KV heads over N groups of ranks, tokens over the ranks of a group "         \
+         "(default 1)"},                                                                           \
+        {"mla",                                                                                    \
+         0,                                                                                        \
+         OPT_ENUM,                                                                                 \
+         offsetof(type, at.mla),                                                                   \
+         NULL,                                                                                     \
+         0,                                                                                        \
+         0,                                                                                        \
+         MLA_CHOICES,                                                                              \
+         "what the cache of a model with latent attention holds: latent vectors (absorbed; "       \
+         "projected: values made before the merge), or all heads' keys and values (expanded)"},    \
     {                                                                                              \
         "memory", 0, OPT_SIZE, offsetof(type, at.memory), "BYTES", 65536, 1e15, NULL,              \
             "workspace limit of attention on each rank (default 64M)"                              \

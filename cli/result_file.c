@@ -15,6 +15,7 @@ struct gather {
     dcp_group *g;
     int n_ranks, rank;
     dcp_cut cut;
+    int tp;
     int64_t n_tokens, n_heads;
     size_t head_bytes, row_bytes;
     const char *part;
@@ -28,16 +29,25 @@ static int64_t clamp(int64_t x, int64_t lo, int64_t hi)
     return x < lo ? lo : x > hi ? hi : x;
 }
 
+/* The heads of a rank: those of its group, cut among the ranks of that. */
+static dcp_range heads_of(const struct gather *a, int rank)
+{
+    const int n = a->n_ranks / a->tp;
+    const int64_t n_heads = a->n_heads / a->tp, first = rank / n * n_heads;
+    const dcp_range r = dcp_cut_range(n_heads, n, rank % n);
+    return (dcp_range){first + r.begin, first + r.end};
+}
+
 /* Tokens [t0, t1) of a tensor cut by heads: columns of each row. */
 static dcp_status gather_heads(const struct gather *a, int64_t t0, int64_t t1)
 {
-    const dcp_range own = dcp_cut_range(a->n_heads, a->n_ranks, a->rank);
+    const dcp_range own = heads_of(a, a->rank);
     const size_t own_bytes = (size_t)(own.end - own.begin) * a->head_bytes;
     for (int64_t t = t0; t < t1 && own_bytes > 0; t++)
         memcpy(a->tile + (size_t)(t - t0) * a->row_bytes + (size_t)own.begin * a->head_bytes,
                a->part + (size_t)t * own_bytes, own_bytes);
     for (int r = 0; r < a->n_ranks; r++)
-        a->col_off[r] = (size_t)dcp_cut_range(a->n_heads, a->n_ranks, r).begin * a->head_bytes;
+        a->col_off[r] = (size_t)heads_of(a, r).begin * a->head_bytes;
     a->col_off[a->n_ranks] = a->row_bytes;
     return dcp_group_gather_cols(a->g, a->tile, (size_t)(t1 - t0), a->row_bytes, a->col_off);
 }
@@ -102,6 +112,7 @@ int result_write(dcp_group *g, const char *path, const struct result *res)
                        .n_ranks = n,
                        .rank = rank,
                        .cut = res->cut,
+                       .tp = res->tp > 0 ? res->tp : 1,
                        .n_tokens = res->n_tokens,
                        .n_heads = res->n_heads};
     dcp_status st =

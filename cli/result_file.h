@@ -11,6 +11,7 @@ struct result {
     dcp_dtype dtype;  /* of out */
     const void *out;  /* this rank's part, contiguous: [T,H_r,D], [T_r,H,D] or [T,H,D] */
     const float *lse; /* the same part of [T,H] */
+    int tp;           /* heads are cut within each of so many groups of them; 0 = 1 */
 };
 
 /* Collective. Tensors out [T,H,D] and lse [T,H] F32 at path. Moves tiles of at most 16 MiB, so

@@ -14,4 +14,13 @@ struct topology {
 };
 void topology_read(struct topology *out);
 
+/* Cores that the calling thread may run on, neighbours side by side: one allowed CPU of each, and
+ * its NUMA node. */
+enum { TOPOLOGY_MAX_CORES = 4096 };
+struct topology_cores {
+    int n; /* 0 = not known */
+    int cpu[TOPOLOGY_MAX_CORES], node[TOPOLOGY_MAX_CORES];
+};
+void topology_read_cores(struct topology_cores *out);
+
 #endif

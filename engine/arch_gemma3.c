@@ -31,7 +31,7 @@ static dcp_status configure(const struct gguf *file, struct model_config *cfg)
 
     /* Local layers: base 10,000 and no scaling, whatever the global ones have. */
     cfg->n_ropes = 2;
-    cfg->ropes[LOCAL_ROPE] = (struct rope_config){10000.0, 1.0, false};
+    cfg->ropes[LOCAL_ROPE] = (struct rope_config){.base = 10000.0, .factor = 1.0};
     DCP_TRY(config_f64(file, name, "rope.freq_base_swa", 10000.0, &cfg->ropes[LOCAL_ROPE].base));
     if (!(cfg->ropes[LOCAL_ROPE].base > 0)) cfg->ropes[LOCAL_ROPE].base = 10000.0;
     int64_t window = 0, pattern = 0;
@@ -49,8 +49,8 @@ static dcp_status configure(const struct gguf *file, struct model_config *cfg)
 static const struct tensor_spec tensors[] = {
     {"attn_norm.weight", AT(attn_norm), DIM_ONE, DIM_MODEL, SPLIT_NONE, false},
     {"attn_q.weight", AT(wq), DIM_Q, DIM_MODEL, SPLIT_HEADS, false},
-    {"attn_k.weight", AT(wk), DIM_K, DIM_MODEL, SPLIT_NONE, false},
-    {"attn_v.weight", AT(wv), DIM_V, DIM_MODEL, SPLIT_NONE, false},
+    {"attn_k.weight", AT(wk), DIM_K, DIM_MODEL, SPLIT_KV_HEADS, false},
+    {"attn_v.weight", AT(wv), DIM_V, DIM_MODEL, SPLIT_KV_HEADS, false},
     {"attn_q_norm.weight", AT(q_norm), DIM_ONE, DIM_KEY, SPLIT_NONE, false},
     {"attn_k_norm.weight", AT(k_norm), DIM_ONE, DIM_KEY, SPLIT_NONE, false},
     {"attn_output.weight", AT(wo), DIM_MODEL, DIM_O, SPLIT_ROWS, false},
@@ -62,16 +62,21 @@ static const struct tensor_spec tensors[] = {
     {"post_ffw_norm.weight", AT(post_ffn_norm), DIM_ONE, DIM_MODEL, SPLIT_NONE, false},
 };
 
-static dcp_status block(struct forward *f, int64_t l)
+/* rope(norm(q)), rope(norm(k)) and v, from norm(x) */
+static dcp_status before_attention(struct forward *f, int64_t l)
 {
-    const struct layer *w = &f->model->layers[l];
-
-    /* x += norm(wo(attend(rope(norm(q)), rope(norm(k)), v))), from norm(x) */
-    forward_norm(f, w->attn_norm);
+    forward_norm(f, f->model->layers[l].attn_norm);
     DCP_TRY(forward_qkv(f, l));
     forward_qk_norm(f, l);
     forward_rope(f, l);
-    DCP_TRY(forward_attend(f, l));
+    return forward_store(f, l);
+}
+
+static dcp_status after_attention(struct forward *f, int64_t l)
+{
+    const struct layer *w = &f->model->layers[l];
+
+    /* x += norm(wo(attention's result)) */
     DCP_TRY(forward_attn_out(f, l));
     forward_add(f, w->post_attn_norm);
 
@@ -82,5 +87,6 @@ static dcp_status block(struct forward *f, int64_t l)
     return DCP_OK;
 }
 
-const struct arch arch_gemma3 = {"gemma3", configure, tensors, sizeof(tensors) / sizeof(tensors[0]),
-                                 block};
+const struct arch arch_gemma3 = {"gemma3",         configure,
+                                 tensors,          sizeof(tensors) / sizeof(tensors[0]),
+                                 before_attention, after_attention};

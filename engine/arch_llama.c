@@ -20,11 +20,11 @@ static dcp_status configure(const struct gguf *file, struct model_config *cfg)
 static const struct tensor_spec tensors[] = {
     {"attn_norm.weight", AT(attn_norm), DIM_ONE, DIM_MODEL, SPLIT_NONE, false},
     {"attn_q.weight", AT(wq), DIM_Q, DIM_MODEL, SPLIT_HEADS, false},
-    {"attn_k.weight", AT(wk), DIM_K, DIM_MODEL, SPLIT_NONE, false},
-    {"attn_v.weight", AT(wv), DIM_V, DIM_MODEL, SPLIT_NONE, false},
+    {"attn_k.weight", AT(wk), DIM_K, DIM_MODEL, SPLIT_KV_HEADS, false},
+    {"attn_v.weight", AT(wv), DIM_V, DIM_MODEL, SPLIT_KV_HEADS, false},
     {"attn_q.bias", AT(bq), DIM_ONE, DIM_Q, SPLIT_HEADS, true},
-    {"attn_k.bias", AT(bk), DIM_ONE, DIM_K, SPLIT_NONE, true},
-    {"attn_v.bias", AT(bv), DIM_ONE, DIM_V, SPLIT_NONE, true},
+    {"attn_k.bias", AT(bk), DIM_ONE, DIM_K, SPLIT_KV_HEADS, true},
+    {"attn_v.bias", AT(bv), DIM_ONE, DIM_V, SPLIT_KV_HEADS, true},
     {"attn_output.weight", AT(wo), DIM_MODEL, DIM_O, SPLIT_ROWS, false},
     {"attn_output.bias", AT(bo), DIM_ONE, DIM_MODEL, SPLIT_ROWS, true},
     {"ffn_norm.weight", AT(ffn_norm), DIM_ONE, DIM_MODEL, SPLIT_NONE, false},
@@ -33,15 +33,20 @@ static const struct tensor_spec tensors[] = {
     {"ffn_down.weight", AT(down), DIM_MODEL, DIM_FFN, SPLIT_ROWS, false},
 };
 
-static dcp_status block(struct forward *f, int64_t l)
+/* rope(q), rope(k) and v, from norm(x) */
+static dcp_status before_attention(struct forward *f, int64_t l)
+{
+    forward_norm(f, f->model->layers[l].attn_norm);
+    DCP_TRY(forward_qkv(f, l));
+    forward_rope(f, l);
+    return forward_store(f, l);
+}
+
+static dcp_status after_attention(struct forward *f, int64_t l)
 {
     const struct layer *w = &f->model->layers[l];
 
-    /* x += wo(attend(rope(q), rope(k), v)), from norm(x) */
-    forward_norm(f, w->attn_norm);
-    DCP_TRY(forward_qkv(f, l));
-    forward_rope(f, l);
-    DCP_TRY(forward_attend(f, l));
+    /* x += wo(attention's result) */
     DCP_TRY(forward_attn_out(f, l));
     forward_add(f, NULL);
 
@@ -52,5 +57,6 @@ static dcp_status block(struct forward *f, int64_t l)
     return DCP_OK;
 }
 
-const struct arch arch_llama = {"llama", configure, tensors, sizeof(tensors) / sizeof(tensors[0]),
-                                block};
+const struct arch arch_llama = {"llama",          configure,
+                                tensors,          sizeof(tensors) / sizeof(tensors[0]),
+                                before_attention, after_attention};

@@ -235,6 +235,18 @@ struct table_job {
     float *cos_sin;
 };
 
+/* How fast pair i turns under YaRN, as a share of its own speed: 1 before yarn_low, 1 / factor from
+ * yarn_high on. */
+static double yarn_speed(const struct rope_config *rope, int64_t i)
+{
+    if (!(rope->yarn_factor > 0)) return 1.0;
+    const double span = rope->yarn_high - rope->yarn_low;
+    double slow = ((double)i - rope->yarn_low) / (span > 0.001 ? span : 0.001);
+    if (slow < 0.0) slow = 0.0;
+    if (slow > 1.0) slow = 1.0;
+    return slow / rope->yarn_factor + (1.0 - slow);
+}
+
 /* Item t: one position. */
 static void table_item(void *ctx, int64_t t, int thread)
 {
@@ -246,6 +258,7 @@ static void table_item(void *ctx, int64_t t, int thread)
     const double log_base = log(job->rope->base);
     for (int64_t i = 0; i < half; i++) {
         double angle = position * exp(-log_base * (double)i / (double)half);
+        angle *= yarn_speed(job->rope, i);
         if (job->divisors != NULL) angle /= (double)job->divisors[i];
         row[2 * i] = (float)cos(angle);
         row[2 * i + 1] = (float)sin(angle);

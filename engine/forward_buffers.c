@@ -1,39 +1,149 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The buffers of the forward pass: sizes as in forward.h, nothing allocated while it runs. */
+/* The buffers of the forward pass: sizes as in forward.h, nothing allocated while it runs. One list
+ * says what there is; its bytes can be had without taking them. */
 #include <string.h>
 
 #include "base/alloc_priv.h"
 #include "base/status_priv.h"
-#include "engine/forward.h"
+#include "engine/forward_priv.h"
 
-/* Floats (n, width) of this rank alone. */
-static dcp_status own_floats(struct forward *f, int64_t n, int64_t width, float **out)
+/* (n, width) of four bytes each; in group memory where peers read it. */
+struct buffer {
+    void *place; /* float ** or int32_t ** */
+    int64_t n, width;
+    bool is_shared;
+};
+enum { MAX_BUFFERS = 40 };
+
+struct buffer_list {
+    struct buffer items[MAX_BUFFERS];
+    int n;
+};
+
+static void add(struct buffer_list *list, void *place, int64_t n, int64_t width, bool is_shared)
 {
-    size_t n_elems, n_bytes;
+    if (width > 0) list->items[list->n++] = (struct buffer){place, n, width, is_shared};
+}
+
+static int64_t min_i64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static void add_mla(struct buffer_list *list, struct forward *f, int64_t n, int64_t n_own)
+{
+    const struct model *m = f->model;
+    const struct mla_config *a = &m->cfg.mla;
+    if (a->kv_rank == 0) return;
+    add(list, &f->mla.q_a, n, a->q_rank, true);
+    add(list, &f->mla.q_a_normed, n, a->q_rank, false);
+    if (model_is_latent(&m->cfg))
+        add(list, &f->mla.q, n, range_size(m->heads) * (a->nope_dim + a->rope_dim), false);
+    else
+        add(list, &f->mla.latent, n_own, a->kv_rank + a->rope_dim, false);
+}
+
+static void add_moe(struct buffer_list *list, struct forward *f, int64_t n)
+{
+    const struct model *m = f->model;
+    const struct moe_config *e = &m->cfg.moe;
+    struct forward_moe *b = &f->moe;
+    if (e->n_experts == 0) return;
+    const int64_t n_pairs = n * e->n_used;
+    add(list, &b->scores, n, e->n_experts, true);
+    add(list, &b->h, n_pairs, e->d_expert, true);
+    add(list, &b->x, n, m->cfg.d_model, false);
+    add(list, &b->up, n, range_size(m->d_expert), false);
+    add(list, &b->out, n, range_size(m->cols), false);
+    add(list, &b->weights, n_pairs, 1, false);
+    add(list, &b->rows, n_pairs, 1, false);
+    add(list, &b->chosen, n, e->n_used, false);
+    add(list, &b->chosen_p, n, e->n_used, false);
+    add(list, &b->first, e->n_experts + 1, 1, false);
+    add(list, &b->shared_h, n, e->d_shared, true);
+    add(list, &b->shared_up, n, range_size(m->d_shared), false);
+}
+
+/* All but the logits. f needs model, interleave, max_tokens and tile_rows. */
+static void list_buffers(struct forward *f, struct buffer_list *list)
+{
+    const struct model *m = f->model;
+    const struct model_config *c = &m->cfg;
+    const int64_t n = f->max_tokens, tile = f->tile_rows, h_own = range_size(m->heads);
+    /* tokens of a tile that one rank can own: whole interleave blocks, one cut at either end */
+    const int64_t block = m->kv_ranks * f->interleave;
+    const int64_t n_own = min_i64((tile / block + 1) * f->interleave + f->interleave, tile);
+    const bool is_latent = model_is_latent(c), is_mapped = is_latent && c->mla.form == MLA_ABSORBED;
+    list->n = 0;
+    /* what grows with the chunk */
+    add(list, &f->own_rows, n, 1, false);
+    add(list, &f->x, n, c->d_model, false);
+    add(list, &f->q, n, h_own * c->key_dim, false);
+    if (n > tile || is_mapped) add(list, &f->attn, n, h_own * model_attn_dim(c), false);
+    for (int i = 0; i < c->n_ropes; i++) add(list, &f->cos_sin[i], n, c->rope_dims, false);
+    /* of a tile */
+    add(list, &f->slots, tile, 1, false);
+    add(list, &f->y, tile, c->d_model, false);
+    const int64_t n_kv = range_size(m->kv_heads);
+    if (m->kv_ranks > 1) add(list, &f->y_own, n_own, c->d_model, false);
+    add(list, &f->k, n_own, n_kv * c->key_dim, false);
+    if (!is_latent) add(list, &f->v, n_own, n_kv * c->value_dim, false);
+    add(list, &f->up, tile, range_size(m->ffn), false);
+    add_mla(list, f, tile, n_own);
+    /* collective from here on: the order is the same on all ranks */
+    add(list, &f->o, tile, c->n_heads * c->out_dim, true);
+    add(list, &f->a, tile, c->d_model, true);
+    add(list, &f->h, tile, c->d_ffn, true);
+    add_moe(list, f, tile);
+}
+
+static dcp_status size_of(const struct buffer *b, size_t *n_bytes_out)
+{
+    size_t n_elems;
+    if (dcp__mul_overflow((size_t)b->n, (size_t)b->width, &n_elems) ||
+        dcp__mul_overflow(n_elems, sizeof(float), n_bytes_out))
+        return dcp__fail(DCP_ERR_ARG, "activations: %lld x %lld floats", (long long)b->n,
+                         (long long)b->width);
+    return DCP_OK;
+}
+
+static dcp_status take(struct forward *f, const struct buffer *b)
+{
+    size_t n_bytes;
     void *p = NULL;
-    if (dcp__mul_overflow((size_t)n, (size_t)width, &n_elems) ||
-        dcp__mul_overflow(n_elems, sizeof(float), &n_bytes))
-        return dcp__fail(DCP_ERR_ARG, "activations: %lld x %lld floats", (long long)n,
-                         (long long)width);
-    DCP_TRY(dcp__alloc(n_bytes, "activations", &p));
-    *out = p;
+    DCP_TRY(size_of(b, &n_bytes));
+    DCP_TRY(b->is_shared ? dcp_group_alloc(f->group, n_bytes, &p)
+                         : dcp__alloc(n_bytes, "activations", &p));
+    memcpy(b->place, &p, sizeof(p));
     f->activation_bytes += n_bytes;
     return DCP_OK;
 }
 
-/* Floats (n, width) that peers can read. Collective. */
-static dcp_status group_floats(struct forward *f, int64_t n, int64_t width, float **out)
+static dcp_status take_all(struct forward *f, bool shared)
 {
-    size_t n_elems, n_bytes;
-    void *p = NULL;
-    if (dcp__mul_overflow((size_t)n, (size_t)width, &n_elems) ||
-        dcp__mul_overflow(n_elems, sizeof(float), &n_bytes))
-        return dcp__fail(DCP_ERR_ARG, "activations: %lld x %lld floats", (long long)n,
-                         (long long)width);
-    DCP_TRY(dcp_group_alloc(f->group, n_bytes, &p));
-    *out = p;
-    f->activation_bytes += n_bytes;
+    struct buffer_list list;
+    list_buffers(f, &list);
+    for (int i = 0; i < list.n; i++)
+        if (list.items[i].is_shared == shared) DCP_TRY(take(f, &list.items[i]));
     return DCP_OK;
+}
+
+size_t forward_bytes(const struct model *m, int64_t interleave, int64_t max_tokens,
+                     int64_t tile_rows)
+{
+    struct forward f = {.model = m,
+                        .interleave = interleave,
+                        .max_tokens = max_tokens,
+                        .tile_rows = min_i64(tile_rows, max_tokens)};
+    struct buffer_list list;
+    size_t sum = (size_t)m->cfg.vocab * sizeof(float);
+    list_buffers(&f, &list);
+    for (int i = 0; i < list.n; i++) {
+        size_t n_bytes = 0;
+        if (size_of(&list.items[i], &n_bytes) != DCP_OK) return SIZE_MAX;
+        sum += n_bytes;
+    }
+    return sum;
 }
 
 /* (N + 1) bytes where each rank's part of n items of item_elems floats begins. */
@@ -51,40 +161,24 @@ static dcp_status offsets(struct forward *f, int64_t n_items, int64_t item_elems
 
 dcp_status forward_init_own(struct forward *f)
 {
-    const struct model *m = f->model;
-    const struct model_config *c = &m->cfg;
-    const int64_t n = f->max_tokens;
-    /* tokens of a chunk that one rank can own: whole interleave blocks, one cut at either end */
-    const int64_t block = m->n_ranks * f->interleave;
-    const int64_t most = (n / block + 1) * f->interleave + f->interleave;
-    const int64_t n_own = most < n ? most : n;
-    void *p = NULL;
-    DCP_TRY(dcp__alloc_array((size_t)n, sizeof(int32_t), "chunk rows", &p));
-    f->own_rows = p;
-    DCP_TRY(dcp__alloc_array((size_t)n, sizeof(int32_t), "chunk rows", &p));
-    f->slots = p;
-    DCP_TRY(own_floats(f, n, c->d_model, &f->x));
-    DCP_TRY(own_floats(f, n, c->d_model, &f->y));
-    if (m->n_ranks > 1) DCP_TRY(own_floats(f, n_own, c->d_model, &f->y_own));
-    DCP_TRY(own_floats(f, n, (m->heads.end - m->heads.begin) * c->key_dim, &f->q));
-    DCP_TRY(own_floats(f, n_own, c->n_kv_heads * c->key_dim, &f->k));
-    DCP_TRY(own_floats(f, n_own, c->n_kv_heads * c->value_dim, &f->v));
-    DCP_TRY(own_floats(f, n, m->ffn.end - m->ffn.begin, &f->up));
-    for (int i = 0; i < c->n_ropes; i++) DCP_TRY(own_floats(f, n, c->rope_dims, &f->cos_sin[i]));
+    const struct model_config *c = &f->model->cfg;
+    DCP_TRY(take_all(f, false));
     DCP_TRY(offsets(f, 0, 0, &f->embd_off));
-    DCP_TRY(offsets(f, c->n_heads, c->value_dim, &f->o_off));
+    DCP_TRY(offsets(f, c->n_heads, c->out_dim, &f->o_off));
+    for (int r = 0; r < f->model->n_ranks; r++)
+        f->o_off[r + 1] = (size_t)(model_heads(f->model, r).end * c->out_dim) * sizeof(float);
     DCP_TRY(offsets(f, c->d_model, 1, &f->cols_off));
     DCP_TRY(offsets(f, c->d_ffn, 1, &f->ffn_off));
+    DCP_TRY(offsets(f, c->mla.q_rank, 1, &f->mla.q_a_off));
+    DCP_TRY(offsets(f, c->moe.n_experts, 1, &f->moe.scores_off));
+    DCP_TRY(offsets(f, c->moe.d_expert, 1, &f->moe.h_off));
+    DCP_TRY(offsets(f, c->moe.d_shared, 1, &f->moe.shared_off));
     return offsets(f, c->vocab, 1, &f->vocab_off);
 }
 
 dcp_status forward_init_group(struct forward *f)
 {
-    const struct model_config *c = &f->model->cfg;
-    const int64_t n = f->max_tokens;
-    DCP_TRY(group_floats(f, n, c->n_heads * c->value_dim, &f->o));
-    DCP_TRY(group_floats(f, n, c->d_model, &f->a));
-    DCP_TRY(group_floats(f, n, c->d_ffn, &f->h));
+    DCP_TRY(take_all(f, true));
     return forward_reserve_logits(f, 1);
 }
 
@@ -96,19 +190,28 @@ dcp_status forward_reserve_logits(struct forward *f, int64_t n_rows)
     f->activation_bytes -= (size_t)(f->logit_rows * vocab) * sizeof(float);
     f->logits = NULL;
     f->logit_rows = 0;
-    DCP_TRY(group_floats(f, n_rows, vocab, &f->logits));
+    DCP_TRY(take(f, &(struct buffer){&f->logits, n_rows, vocab, true}));
     f->logit_rows = n_rows;
     return DCP_OK;
 }
 
 void forward_fini(struct forward *f)
 {
-    float *const shared[] = {f->logits, f->h, f->a, f->o};
-    for (size_t i = 0; i < sizeof(shared) / sizeof(shared[0]); i++)
-        dcp_group_free(f->group, shared[i]);
-    for (int i = 0; i < MAX_ROPES; i++) dcp__free(f->cos_sin[i]);
-    void *const own[] = {f->vocab_off, f->ffn_off, f->cols_off, f->o_off,   f->embd_off,
-                         f->up,        f->v,       f->k,        f->q,       f->y_own,
-                         f->y,         f->x,       f->slots,    f->own_rows};
-    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++) dcp__free(own[i]);
+    struct buffer_list list;
+    dcp_group_free(f->group, f->logits);
+    if (f->model != NULL && f->tile_rows > 0) {
+        list_buffers(f, &list);
+        for (int i = list.n - 1; i >= 0; i--) {
+            void *p;
+            memcpy(&p, list.items[i].place, sizeof(p));
+            if (list.items[i].is_shared)
+                dcp_group_free(f->group, p);
+            else
+                dcp__free(p);
+        }
+    }
+    size_t *const offs[] = {f->vocab_off, f->ffn_off,        f->cols_off,
+                            f->o_off,     f->embd_off,       f->moe.scores_off,
+                            f->moe.h_off, f->moe.shared_off, f->mla.q_a_off};
+    for (size_t i = 0; i < sizeof(offs) / sizeof(offs[0]); i++) dcp__free(offs[i]);
 }

@@ -8,7 +8,7 @@
 #include "dcpattn/types.h"
 
 struct kernel_choice {
-    const char *family; /* "attention", "merge", "product", "dequantise" */
+    const char *family; /* "attention", "merge", "product", "product i16", "dequantise" */
     char types[24];     /* "bf16", "f32 -> bf16", "Q4_K" */
     const char *name;   /* the function */
 };

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Dense products over quantised weight rows.
  *
- *   1 or 2 tokens   chunks of rows by the QDOT kernels: each chunk is read from memory once, its
- *                   other tokens find it in cache. A result's bits are those of its row and token
+ *   a few tokens    chunks of rows by own kernels: QDOT16 on quantised rows, the activations made
+ *                   integers once per call (error 2e-5 of the result's rms, docs/NUMERICS.md), one
+ *                   pass over a row for all tokens; QDOT, in f32, on single elements, and on all
+ *                   types if f32 was asked for. A result's bits are those of its row and token
  *                   alone.
  *   more            panels of rows, cut at multiples of panel_rows(k) from the slice's start:
  *                   dequantised into the thread's scratch, multiplied by oneDNN. Its f32 bits were
@@ -34,23 +36,29 @@
 
 #include "base/alloc_priv.h"
 #include "base/cpu_priv.h"
+#include "engine/linear_few.h"
 #include "engine/linear_gemm.h"
 #include "kernels/kernels_priv.h"
 
 enum {
-    /* Time of own kernels over that of panels by oneDNN, for T tokens (one thread, k 576,
-     * 8192 rows, AVX-512, medians of 9 runs in turn):
+    /* Time of own kernels over that of panels by oneDNN in f32, for T tokens.
+     * f32 kernels (one thread, k 576, 8192 rows, AVX-512, medians of 9 runs in turn):
      *              quantised      f16, bf16      f32
      *   T = 1      0.5            0.4            1.3
      *   T = 2      1.0 to 1.1     0.75           1.15
-     *   T = 3      1.3 to 1.6     0.85 to 0.9    1.8 */
+     *   T = 3      1.3 to 1.6     0.85 to 0.9    1.8
+     * Integer kernels (all weights of a small Llama in Q4_1 and of a Gemma 3 in Q5_0, Q8_0 and _K,
+     * two threads, AVX-512 with VNNI): T = 9: 0.76, 0.93; T = 12: 0.81, 0.97; T = 16: 0.72, 0.71;
+     * T = 24, from thrice T = 8: about 0.95. Beside bf16 on AMX: not measured. */
     DIRECT_TOKENS = 2,
+    INTEGER_TOKENS = LINEAR_FEW_MAX,
+    INTEGER_TOKENS_BF16 = 8,
     MAX_WEIGHTS = 8, /* of one parallel region */
     MIN_PANEL_ROWS = 8,
     N_TILES = 3,
     PAD_ELEMS = 16,
     MIN_CHUNK_BYTES = 16384,
-    MAX_CHUNK_BYTES = 262144,
+    MAX_CHUNK_BYTES = 1 << 20,
     CHUNKS_PER_THREAD = 8 /* enough that the last one evens out */
 };
 
@@ -60,7 +68,9 @@ struct linear {
     enum compute_type compute;
     char note[256];
     int64_t max_tokens, max_k;
+    bool is_exact; /* f32 products for few tokens as well */
     struct dcp__kernels kernels;
+    struct linear_few few;
     struct gemm *gemm;
     float *panels;         /* [n_threads][panel_elems] */
     int64_t panel_elems;   /* largest over k <= max_k */
@@ -89,6 +99,7 @@ struct call {
     int64_t x_stride, n_tokens;
     int n_parts;
     struct gemm_plan *const *plans; /* [N_TILES] for k, bf16 mode */
+    unsigned orders;                /* of planes that some weight wants */
     struct part parts[MAX_WEIGHTS];
     _Atomic int gemm_status;
 };
@@ -203,10 +214,12 @@ dcp_status linear_create(struct dcp_pool *pool, enum compute_type compute, dcp_i
     l->pool = pool;
     l->n_threads = dcp__pool_threads(pool);
     l->max_tokens = max_tokens;
+    l->is_exact = compute == COMPUTE_F32;
     dcp__kernels_select(isa, &l->kernels);
     dcp_status st = note_ks(l, ks, n_ks);
     if (st == DCP_OK) st = choose_compute(l, compute, isa);
     if (st == DCP_OK) st = create_scratch(l);
+    if (st == DCP_OK && !l->is_exact) st = linear_few_init(&l->few, max_tokens, l->max_k);
     if (st == DCP_OK) st = create_plans(l);
     if (st != DCP_OK) {
         linear_destroy(l);
@@ -220,6 +233,7 @@ void linear_destroy(struct linear *l)
 {
     if (l == NULL) return;
     gemm_destroy(l->gemm);
+    linear_few_fini(&l->few);
     dcp__free(l->panels);
     dcp__free(l->bf16_panels);
     dcp__free(l->bf16_x);
@@ -230,6 +244,11 @@ void linear_destroy(struct linear *l)
 enum compute_type linear_compute(const struct linear *l)
 {
     return l->compute;
+}
+
+bool linear_is_exact(const struct linear *l)
+{
+    return l->is_exact;
 }
 
 int linear_n_plans(const struct linear *l)
@@ -262,13 +281,43 @@ static void run_direct_item(void *ctx, int64_t item, int thread)
     const int64_t left = w->n_rows - first;
     const int64_t n_rows = left < p->item_rows ? left : p->item_rows;
     const char *rows = (const char *)w->data + (size_t)first * w->row_bytes;
+    dcp__qdot16_fn *const by_integers = c->l->kernels.qdot16[w->qtype];
+    if (!c->l->is_exact && by_integers != NULL) {
+        by_integers(rows, w->row_bytes, n_rows, w->k, c->l->few.rows, (int)c->n_tokens,
+                    p->y + first, p->y_stride);
+        return;
+    }
     for (int64_t t = 0; t < c->n_tokens; t++)
         c->l->kernels.qdot[w->qtype](rows, w->row_bytes, n_rows, w->k, c->x + t * c->x_stride,
                                      p->y + t * p->y_stride + first);
 }
 
+static void take_token_item(void *ctx, int64_t t, int thread)
+{
+    struct call *c = ctx;
+    (void)thread;
+    linear_few_take(&c->l->few, &c->l->kernels, c->orders, (int)t, c->x + t * c->x_stride,
+                    c->parts[0].w->k);
+}
+
+/* Activations as integers, if some weight takes them so. */
+static void take_activations(struct call *c)
+{
+    bool is_wanted = false;
+    if (c->l->is_exact) return;
+    for (int i = 0; i < c->n_parts; i++) {
+        const int order = dcp__q16_order(c->parts[i].w->qtype);
+        if (order < 0) continue;
+        is_wanted = true;
+        if (order < DCP__Q16_ORDERS) c->orders |= 1u << order;
+    }
+    if (is_wanted)
+        dcp__pool_run(c->n_tokens < 4 ? NULL : c->l->pool, c->n_tokens, take_token_item, c);
+}
+
 static void run_direct(struct call *c)
 {
+    take_activations(c);
     size_t n_bytes = 0;
     for (int i = 0; i < c->n_parts; i++)
         n_bytes += (size_t)c->parts[i].w->n_rows * c->parts[i].w->row_bytes;
@@ -369,6 +418,15 @@ static dcp_status find_plans(struct call *c)
                      (long long)k);
 }
 
+/* Most tokens for which own kernels are the faster way, for the weights of a call. */
+static int64_t direct_tokens(const struct call *c)
+{
+    if (c->l->is_exact) return DIRECT_TOKENS;
+    for (int i = 0; i < c->n_parts; i++)
+        if (dcp__q16_order(c->parts[i].w->qtype) < 0) return DIRECT_TOKENS;
+    return c->l->compute == COMPUTE_BF16 ? INTEGER_TOKENS_BF16 : INTEGER_TOKENS;
+}
+
 static dcp_status run_panels(struct call *c)
 {
     struct linear *l = c->l;
@@ -440,7 +498,7 @@ dcp_status linear_run_many(struct linear *l, const struct weight *const *ws, int
         c.parts[c.n_parts++] = (struct part){.w = ws[i], .y = ys[i], .y_stride = y_strides[i]};
     }
     if (c.n_parts == 0) return DCP_OK;
-    if (n_tokens > DIRECT_TOKENS) return run_panels(&c);
+    if (n_tokens > direct_tokens(&c)) return run_panels(&c);
     run_direct(&c);
     return DCP_OK;
 }

@@ -2,13 +2,15 @@
 /* Dense products y = x W^T over weight rows kept as the file has them (quantised blocks stay
  * quantised).
  *
- *   1 or 2 tokens   bound by bytes: own kernels read the rows as they are (kernels.inc QDOT)
+ *   a few tokens    bound by bytes: own kernels read the rows as they are, once for all tokens
  *   more            a panel of rows at a time is dequantised into scratch and multiplied by oneDNN
  *
  * The rank's pool works on panels side by side; a result's bits do not depend on the number of
  * threads. */
 #ifndef DCP_ENGINE_LINEAR_H
 #define DCP_ENGINE_LINEAR_H
+
+#include <stdbool.h>
 
 #include "base/pool_priv.h"
 #include "dcpattn/types.h"
@@ -28,11 +30,15 @@ enum { LINEAR_MAX_KS = 8 };
 
 struct linear; /* per rank: pool, scratch, oneDNN objects */
 /* max_tokens: largest T of linear_run. ks [n_ks]: the k of the weights to come, at most
- * LINEAR_MAX_KS different ones. compute DEFAULT = bf16 where AMX is, else f32. */
+ * LINEAR_MAX_KS different ones. compute DEFAULT = bf16 where AMX is, else f32; either way, and with
+ * BF16, few tokens on quantised rows are multiplied as integers of 16 bits. Only F32 is exact: f32
+ * throughout. */
 dcp_status linear_create(struct dcp_pool *pool, enum compute_type compute, dcp_isa isa,
                          int64_t max_tokens, const int64_t *ks, int n_ks, struct linear **out);
 void linear_destroy(struct linear *l);
 enum compute_type linear_compute(const struct linear *l);
+/* f32 was asked for. */
+bool linear_is_exact(const struct linear *l);
 /* oneDNN plans that create made; a run makes none. */
 int linear_n_plans(const struct linear *l);
 /* Why bf16 was asked for and f32 taken; "" if what was asked for was taken. Lives as long as l. */

@@ -2,26 +2,17 @@
 /* Loading this rank's slices. Rows of a matrix lie one after the other in the file, so a slice of
  * rows is one range of bytes, read as stored into one arena: quantised blocks stay quantised. The
  * same walk over the tensors runs twice, first to measure, then to read. */
-#include "engine/model.h"
+#include "engine/model_priv.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "base/alloc_priv.h"
 #include "base/status_priv.h"
-#include "kernels/kernels_priv.h"
+#include "dcpattn/attend.h"
 
 /* Start of each slice; and what a kernel may read beyond the end of the last one. */
 enum { SLICE_ALIGN = 64 };
-
-struct loader {
-    const struct gguf *file;
-    struct model *m;
-    const struct dcp__kernels *kernels;
-    unsigned char *arena; /* NULL: measure only */
-    size_t at;
-    bool *used; /* [n_tensors]: found by name */
-};
 
 static int64_t dim_size(const struct model_config *c, enum model_dim dim)
 {
@@ -43,7 +34,19 @@ static int64_t dim_size(const struct model_config *c, enum model_dim dim)
     case DIM_V:
         return c->n_kv_heads * c->value_dim;
     case DIM_O:
-        return c->n_heads * c->value_dim;
+        return c->n_heads * c->out_dim;
+    case DIM_MLA_QA:
+        return c->mla.q_rank;
+    case DIM_MLA_Q_IN:
+        return c->mla.q_rank > 0 ? c->mla.q_rank : c->d_model;
+    case DIM_MLA_Q:
+        return c->n_heads * (c->mla.nope_dim + c->mla.rope_dim);
+    case DIM_MLA_KV:
+        return c->mla.kv_rank;
+    case DIM_MLA_KVA:
+        return c->mla.kv_rank + c->mla.rope_dim;
+    case DIM_EXPERTS:
+        return c->moe.n_experts;
     }
     return 0;
 }
@@ -55,41 +58,59 @@ static dcp_range split_rows(const struct model *m, enum split split, int64_t n)
         const int64_t per_head = n / m->cfg.n_heads;
         return (dcp_range){m->heads.begin * per_head, m->heads.end * per_head};
     }
+    if (split == SPLIT_KV_HEADS) {
+        const int64_t per_head = n / m->cfg.n_kv_heads;
+        return (dcp_range){m->kv_heads.begin * per_head, m->kv_heads.end * per_head};
+    }
     if (split == SPLIT_ROWS) return dcp_cut_range(n, m->n_ranks, m->rank);
     return (dcp_range){0, n};
+}
+
+const struct gguf_tensor *loader_find(struct loader *l, const char *name)
+{
+    const struct gguf_tensor *t = gguf_find(l->file, name);
+    if (t != NULL) l->used[t - gguf_tensor_at(l->file, 0)] = true;
+    return t;
+}
+
+dcp_status loader_check_shape(const struct loader *l, const struct gguf_tensor *t, int64_t d0,
+                              int64_t d1, int64_t d2)
+{
+    if (t->dims[0] == d0 && t->dims[1] == d1 && t->dims[2] == d2 && t->dims[3] == 1) return DCP_OK;
+    char third[32] = "";
+    if (d2 != 1) snprintf(third, sizeof(third), ", %lld", (long long)d2);
+    return dcp__fail(DCP_ERR_FORMAT,
+                     "%s: tensor %s is [%lld, %lld, %lld, %lld], the metadata says [%lld, %lld%s]",
+                     gguf_path(l->file), t->name, (long long)t->dims[0], (long long)t->dims[1],
+                     (long long)t->dims[2], (long long)t->dims[3], (long long)d0, (long long)d1,
+                     third);
 }
 
 static dcp_status find(struct loader *l, const char *name, const struct tensor_spec *s,
                        const struct gguf_tensor **tensor_out)
 {
-    const struct gguf_tensor *t = gguf_find(l->file, name);
+    const struct gguf_tensor *t = loader_find(l, name);
     *tensor_out = t;
     if (t == NULL && s->is_optional) return DCP_OK;
     if (t == NULL)
         return dcp__fail(DCP_ERR_FORMAT, "%s: has no tensor %s", gguf_path(l->file), name);
-    l->used[t - gguf_tensor_at(l->file, 0)] = true;
-    const int64_t cols = dim_size(&l->m->cfg, s->cols), rows = dim_size(&l->m->cfg, s->rows);
-    if (t->dims[0] != cols || t->dims[1] != rows || t->dims[2] != 1 || t->dims[3] != 1)
-        return dcp__fail(
-            DCP_ERR_FORMAT,
-            "%s: tensor %s is [%lld, %lld, %lld, %lld], the metadata says [%lld, %lld]",
-            gguf_path(l->file), name, (long long)t->dims[0], (long long)t->dims[1],
-            (long long)t->dims[2], (long long)t->dims[3], (long long)cols, (long long)rows);
-    return DCP_OK;
+    return loader_check_shape(l, t, dim_size(&l->m->cfg, s->cols), dim_size(&l->m->cfg, s->rows),
+                              1);
 }
 
-static void *reserve(struct loader *l, size_t n_bytes)
+void *loader_reserve(struct loader *l, size_t n_bytes)
 {
     void *p = l->arena == NULL ? NULL : l->arena + l->at;
     l->at += (n_bytes + SLICE_ALIGN - 1) / SLICE_ALIGN * SLICE_ALIGN;
     return p;
 }
 
-/* Counts what is read, and notes the name of a replicated tensor once. */
-static void account(struct loader *l, const char *name, enum split split, size_t n_bytes)
+void loader_account(struct loader *l, const char *name, enum split split, size_t n_bytes)
 {
     struct model *m = l->m;
-    if (split != SPLIT_NONE) {
+    const bool is_shared = split == SPLIT_KV_HEADS && m->kv_ranks > 1;
+    const bool is_whole = split == SPLIT_NONE || (split == SPLIT_KV_HEADS && m->tp == 1);
+    if (!is_shared && !is_whole) {
         m->share_bytes += n_bytes;
         return;
     }
@@ -116,10 +137,10 @@ static dcp_status load_matrix(struct loader *l, const struct gguf_tensor *t, con
     w->n_rows = rows.end - rows.begin;
     w->k = t->dims[0];
     w->row_bytes = t->row_bytes;
-    void *dst = reserve(l, n_bytes);
+    void *dst = loader_reserve(l, n_bytes);
     w->data = dst;
     if (dst == NULL) return DCP_OK;
-    account(l, name, split, n_bytes);
+    loader_account(l, name, split, n_bytes);
     return gguf_read(l->file, t, begin, n_bytes, dst);
 }
 
@@ -129,10 +150,10 @@ static dcp_status load_vector(struct loader *l, const struct gguf_tensor *t, con
 {
     const dcp_range part = split_rows(l->m, split, t->dims[0]);
     const size_t n = (size_t)(part.end - part.begin), n_all = (size_t)t->dims[0];
-    float *dst = reserve(l, n * sizeof(float));
+    float *dst = loader_reserve(l, n * sizeof(float));
     *v = dst;
     if (dst == NULL) return DCP_OK;
-    account(l, name, split, n_all == 0 ? 0 : t->n_bytes / n_all * n);
+    loader_account(l, name, split, n_all == 0 ? 0 : t->n_bytes / n_all * n);
     void *raw = NULL, *all = NULL;
     dcp_status st = dcp__alloc(t->n_bytes + SLICE_ALIGN, "weight vector", &raw);
     if (st == DCP_OK) st = dcp__alloc_array(n_all, sizeof(float), "weight vector", &all);
@@ -201,6 +222,9 @@ static dcp_status walk(struct loader *l)
         snprintf(prefix, sizeof(prefix), "blk.%lld.", (long long)i);
         for (int j = 0; j < m->arch->n_tensors; j++)
             DCP_TRY(load_spec(l, prefix, &m->arch->tensors[j], &m->layers[i]));
+        if (m->cfg.mla.kv_rank > 0) DCP_TRY(loader_mla(l, prefix, &m->layers[i]));
+        if (m->cfg.moe.n_experts > 0 && i >= m->cfg.moe.n_dense)
+            DCP_TRY(loader_experts(l, prefix, &m->layers[i]));
     }
     return DCP_OK;
 }
@@ -218,15 +242,56 @@ static dcp_status check_all_used(const struct loader *l)
     return DCP_OK;
 }
 
-static dcp_status load(struct loader *l)
+static dcp_attend_desc heads_desc(const struct model *m)
+{
+    dcp_attend_desc desc = DCP_ATTEND_DESC_INIT;
+    desc.n_heads = m->cfg.n_heads;
+    desc.n_kv_heads = m->cfg.n_kv_heads;
+    desc.key_dim = m->cfg.key_dim;
+    desc.value_dim = m->cfg.value_dim;
+    desc.tp = m->tp;
+    return desc;
+}
+
+dcp_range model_heads(const struct model *m, int rank)
+{
+    const dcp_attend_desc desc = heads_desc(m);
+    return dcp_attend_heads(&desc, m->n_ranks, rank);
+}
+
+/* Own query heads, and the KV heads of this rank's head group. */
+static dcp_status group_heads(struct model *m)
+{
+    if (m->tp > 1 && model_is_latent(&m->cfg))
+        return dcp__fail(DCP_ERR_ARG,
+                         "tp: %d head groups; the latent cache of this model has one head", m->tp);
+    if (m->tp < 1 || m->n_ranks % m->tp != 0 || m->cfg.n_kv_heads % m->tp != 0)
+        return dcp__fail(DCP_ERR_ARG,
+                         "tp: %d head groups; the number must divide the %d ranks and the model's "
+                         "%lld KV heads",
+                         m->tp, m->n_ranks, (long long)m->cfg.n_kv_heads);
+    const dcp_attend_desc desc = heads_desc(m);
+    m->kv_ranks = m->n_ranks / m->tp;
+    m->kv_rank = m->rank % m->kv_ranks;
+    m->kv_heads = dcp_attend_kv_heads(&desc, m->n_ranks, m->rank);
+    m->heads = model_heads(m, m->rank);
+    return DCP_OK;
+}
+
+static dcp_status load(struct loader *l, enum mla_form form)
 {
     struct model *m = l->m;
     void *p = NULL;
     DCP_TRY(model_read_config(l->file, &m->arch, &m->cfg));
-    m->heads = dcp_cut_range(m->cfg.n_heads, m->n_ranks, m->rank);
+    model_set_mla(&m->cfg, form);
+    DCP_TRY(group_heads(m));
     m->cols = dcp_cut_range(m->cfg.d_model, m->n_ranks, m->rank);
     m->ffn = dcp_cut_range(m->cfg.d_ffn, m->n_ranks, m->rank);
     m->vocab = dcp_cut_range(m->cfg.vocab, m->n_ranks, m->rank);
+    m->q_rank = dcp_cut_range(m->cfg.mla.q_rank, m->n_ranks, m->rank);
+    m->experts = dcp_cut_range(m->cfg.moe.n_experts, m->n_ranks, m->rank);
+    m->d_expert = dcp_cut_range(m->cfg.moe.d_expert, m->n_ranks, m->rank);
+    m->d_shared = dcp_cut_range(m->cfg.moe.d_shared, m->n_ranks, m->rank);
     DCP_TRY(dcp__alloc_array((size_t)m->cfg.n_layers, sizeof(struct layer), "layers", &p));
     m->layers = p;
     DCP_TRY(dcp__alloc_array(gguf_n_tensors(l->file), sizeof(bool), "tensor marks", &p));
@@ -239,7 +304,14 @@ static dcp_status load(struct loader *l)
     return walk(l);
 }
 
-dcp_status model_load(const struct gguf *file, int n_ranks, int rank, struct model **out)
+dcp_status model_load(const struct gguf *file, int n_ranks, int rank, enum mla_form form,
+                      struct model **out)
+{
+    return model_load_tp(file, n_ranks, rank, form, 1, out);
+}
+
+dcp_status model_load_tp(const struct gguf *file, int n_ranks, int rank, enum mla_form form, int tp,
+                         struct model **out)
 {
     void *p = NULL;
     DCP_TRY(dcp__alloc(sizeof(struct model), "model", &p));
@@ -248,7 +320,8 @@ dcp_status model_load(const struct gguf *file, int n_ranks, int rank, struct mod
     struct loader l = {.file = file, .m = p, .kernels = &kernels};
     l.m->n_ranks = n_ranks;
     l.m->rank = rank;
-    const dcp_status st = load(&l);
+    l.m->tp = tp;
+    const dcp_status st = load(&l, form);
     dcp__free(l.used);
     if (st != DCP_OK) {
         model_free(l.m);

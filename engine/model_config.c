@@ -8,7 +8,7 @@
 #include "engine/model.h"
 
 /* A new architecture: its file, and its line here. */
-static const struct arch *const archs[] = {&arch_llama, &arch_gemma3};
+static const struct arch *const archs[] = {&arch_llama, &arch_gemma3, &arch_deepseek2};
 enum { N_ARCHS = sizeof(archs) / sizeof(archs[0]), MAX_KEY = 128 };
 
 dcp_status config_int(const struct gguf *file, const char *arch, const char *key, int64_t fallback,
@@ -93,14 +93,20 @@ static dcp_status read_rope(const struct gguf *file, const char *arch, struct mo
     return DCP_OK;
 }
 
-dcp_status config_common(const struct gguf *file, const char *arch, struct model_config *cfg)
+dcp_status config_sizes(const struct gguf *file, const char *arch, struct model_config *cfg)
 {
     DCP_TRY(config_int(file, arch, "block_count", CONFIG_REQUIRED, 1, MAX_LAYERS, &cfg->n_layers));
     DCP_TRY(config_int(file, arch, "embedding_length", CONFIG_REQUIRED, 1, 1 << 24, &cfg->d_model));
     DCP_TRY(
         config_int(file, arch, "feed_forward_length", CONFIG_REQUIRED, 1, 1 << 24, &cfg->d_ffn));
     DCP_TRY(config_int(file, arch, "context_length", 4096, 1, INT64_C(1) << 40, &cfg->context));
-    DCP_TRY(config_f64(file, arch, "attention.layer_norm_rms_epsilon", 1e-5, &cfg->norm_eps));
+    cfg->embed_scale = 1.0f;
+    return config_f64(file, arch, "attention.layer_norm_rms_epsilon", 1e-5, &cfg->norm_eps);
+}
+
+dcp_status config_common(const struct gguf *file, const char *arch, struct model_config *cfg)
+{
+    DCP_TRY(config_sizes(file, arch, cfg));
     DCP_TRY(read_heads(file, arch, cfg));
     DCP_TRY(read_rope(file, arch, cfg));
     int64_t n_experts = 0;
@@ -110,8 +116,43 @@ dcp_status config_common(const struct gguf *file, const char *arch, struct model
                          "%s: a mixture of %lld experts; only dense models run", gguf_path(file),
                          (long long)n_experts);
     cfg->attn_scale = (float)(1.0 / sqrt((double)cfg->key_dim));
-    cfg->embed_scale = 1.0f;
+    cfg->out_dim = cfg->value_dim;
     return DCP_OK;
+}
+
+void model_set_mla(struct model_config *cfg, enum mla_form form)
+{
+    struct mla_config *a = &cfg->mla;
+    if (a->kv_rank == 0) return;
+    a->form = form;
+    const bool is_latent = form != MLA_EXPANDED;
+    cfg->n_kv_heads = is_latent ? 1 : cfg->n_heads;
+    cfg->key_dim = (is_latent ? a->kv_rank : a->nope_dim) + a->rope_dim;
+    cfg->value_dim = is_latent ? a->kv_rank : a->value_dim;
+    cfg->out_dim = a->value_dim;
+}
+
+int model_product_ks(const struct model_config *c, int64_t ks[LINEAR_MAX_KS])
+{
+    const int64_t all[] = {c->d_model,
+                           c->moe.n_experts > 0 && c->moe.n_dense == 0 ? 0 : c->d_ffn,
+                           c->n_heads * c->out_dim,
+                           c->mla.q_rank,
+                           c->mla.kv_rank,
+                           model_is_latent(c) ? c->mla.nope_dim : 0,
+                           c->moe.d_expert,
+                           c->moe.d_shared};
+    _Static_assert(sizeof(all) / sizeof(all[0]) <= LINEAR_MAX_KS, "room for every k");
+    int n = 0;
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        if (all[i] > 0) ks[n++] = all[i];
+    return n;
+}
+
+int64_t model_kv_bytes(const struct model_config *c, dcp_dtype kv_dtype)
+{
+    const int64_t width = c->key_dim + (model_is_latent(c) ? 0 : c->value_dim);
+    return c->n_layers * c->n_kv_heads * width * (int64_t)dcp_dtype_bytes(kv_dtype);
 }
 
 dcp_status model_read_config(const struct gguf *file, const struct arch **arch_out,

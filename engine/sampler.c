@@ -177,16 +177,62 @@ static size_t gather(struct sampler *s, const float *logits, float greatest)
     return n;
 }
 
-dcp_status sampler_next(struct sampler *s, const float *logits, int32_t *id_out)
+/* Greatest of n and whether all are below infinity, in a form that compilers turn into vector code.
+ */
+static float block_top(const float *v, int32_t n, bool *is_below_out)
 {
-    int32_t best = 0;
-    for (int32_t id = 0; id < s->n_vocab; id++) {
-        if (isnan(logits[id]) || logits[id] == INFINITY) {
+    enum { LANES = 16 };
+    float top[LANES];
+    int32_t n_below[LANES] = {0}, i = 0;
+    for (int j = 0; j < LANES; j++) top[j] = -INFINITY;
+    for (; i + LANES <= n; i += LANES) {
+        for (int j = 0; j < LANES; j++) {
+            top[j] = v[i + j] > top[j] ? v[i + j] : top[j];
+            n_below[j] += v[i + j] < INFINITY ? 1 : 0;
+        }
+    }
+    for (; i < n; i++) {
+        top[0] = v[i] > top[0] ? v[i] : top[0];
+        n_below[0] += v[i] < INFINITY ? 1 : 0;
+    }
+    int32_t below = 0;
+    for (int j = 0; j < LANES; j++) {
+        top[0] = top[j] > top[0] ? top[j] : top[0];
+        below += n_below[j];
+    }
+    *is_below_out = below == n;
+    return top[0];
+}
+
+/* The first of the greatest logits. */
+static dcp_status find_greatest(const float *logits, int32_t n, int32_t *id_out)
+{
+    enum { BLOCK = 1024 };
+    float top = -INFINITY;
+    int32_t at = 0; /* of the first block that reaches top */
+    for (int32_t i = 0; i < n; i += BLOCK) {
+        const int32_t n_block = n - i < BLOCK ? n - i : BLOCK;
+        bool is_below;
+        const float of_block = block_top(logits + i, n_block, &is_below);
+        for (int32_t id = i; !is_below && id < n; id++) {
+            if (logits[id] < INFINITY) continue;
             return dcp__fail(DCP_ERR_NONFINITE, "logit of id %d is %g", (int)id,
                              (double)logits[id]);
         }
-        if (logits[id] > logits[best]) best = id;
+        if (of_block > top) {
+            top = of_block;
+            at = i;
+        }
     }
+    while (at + 1 < n && logits[at] < top) at++;
+    *id_out = at;
+    return DCP_OK;
+}
+
+dcp_status sampler_next(struct sampler *s, const float *logits, int32_t *id_out)
+{
+    int32_t best = 0;
+    DCP_TRY(find_greatest(logits, s->n_vocab, &best));
     if (logits[best] == -INFINITY) {
         return dcp__fail(DCP_ERR_NONFINITE, "all %d logits are -inf", (int)s->n_vocab);
     }

@@ -23,9 +23,9 @@ enum {
 };
 
 static const char *const agreed_names[] = {
-    "tokens",     "tokens before", "hash of ids", "logits of all tokens", "context", "chunk",
-    "interleave", "KV type",       "algorithm",   "compute type",         "layers",  "width",
-    "vocabulary"};
+    "tokens",     "tokens before", "hash of ids",    "logits of all tokens", "context", "chunk",
+    "interleave", "KV type",       "algorithm",      "compute type",         "layers",  "width",
+    "vocabulary", "form of MLA",   "rows of a tile", "head groups (tp)"};
 enum { N_AGREED = sizeof(agreed_names) / sizeof(agreed_names[0]), WHY_BYTES = 144 };
 
 /* What each rank tells the others before they start something together. */
@@ -101,23 +101,33 @@ static dcp_status check_opts(const struct session_opts *o)
     if (o->chunk < 0 || o->chunk > 1 << 20)
         return dcp__fail(DCP_ERR_ARG, "chunk: %lld tokens, allowed are 0 (%d) to 2^20",
                          (long long)o->chunk, DEFAULT_CHUNK);
+    if (o->tp < 0)
+        return dcp__fail(DCP_ERR_ARG, "tp: %d head groups, allowed are 0 (1) and more", o->tp);
+    if ((int)o->mla < 0 || o->mla >= N_MLA_FORMS)
+        return dcp__fail(DCP_ERR_ARG,
+                         "form of MLA: %d, known are 0 (absorbed), 1 (projected) and 2 (expanded)",
+                         (int)o->mla);
+    if (o->tile_rows < 0)
+        return dcp__fail(DCP_ERR_ARG, "rows of a tile: %lld, allowed are 0 (%d) and more",
+                         (long long)o->tile_rows, (int)FORWARD_TILE_ROWS);
     if (o->interleave < 0 || o->interleave > 1 << 30)
         return dcp__fail(DCP_ERR_ARG, "interleave: %lld tokens, allowed are 0 (1) to 2^30",
                          (long long)o->interleave);
     return DCP_OK;
 }
 
-static dcp_status create_cache(struct session *s, int n_ranks, int rank)
+static dcp_status create_cache(struct session *s)
 {
     const struct model_config *c = &s->model->cfg;
     dcp_cache_desc desc = DCP_CACHE_DESC_INIT;
-    desc.n_ranks = n_ranks;
-    desc.rank = rank;
+    desc.n_ranks = s->model->kv_ranks;
+    desc.rank = s->model->kv_rank;
     desc.interleave = s->opts.interleave;
     desc.n_layers = c->n_layers;
-    desc.n_kv_heads = c->n_kv_heads;
+    desc.n_kv_heads = s->model->kv_heads.end - s->model->kv_heads.begin;
     desc.key_dim = c->key_dim;
     desc.value_dim = c->value_dim;
+    desc.latent = model_is_latent(c);
     desc.dtype = s->opts.kv_dtype;
     desc.max_tokens = s->opts.context;
     return dcp_cache_create(&desc, &s->f.cache);
@@ -130,12 +140,18 @@ static dcp_status create_local(struct session *s, const struct gguf *file, int n
     const int n_ranks = dcp_group_size(s->group), rank = dcp_group_rank(s->group);
     struct session_opts *o = &s->opts;
     DCP_TRY(check_opts(o));
-    DCP_TRY(model_load(file, n_ranks, rank, &s->model));
-    const struct model_config *c = &s->model->cfg;
+    if (o->tp == 0) o->tp = 1;
     if (o->n_threads == 0) o->n_threads = n_threads;
+    DCP_TRY(dcp_pool_create(o->n_threads, n_host, &s->f.pool));
+    /* Before anything is touched: memory lies where its first user runs. */
+    if (o->n_cpus > 0) DCP_TRY(dcp_pool_bind(s->f.pool, o->cpus, o->n_cpus));
+    DCP_TRY(model_load_tp(file, n_ranks, rank, o->mla, o->tp, &s->model));
+    const struct model_config *c = &s->model->cfg;
     if (o->context == 0) o->context = c->context;
     if (o->chunk == 0) o->chunk = DEFAULT_CHUNK;
     if (o->chunk > o->context) o->chunk = o->context;
+    if (o->tile_rows == 0) o->tile_rows = FORWARD_TILE_ROWS;
+    if (o->tile_rows > o->chunk) o->tile_rows = o->chunk;
     if (o->interleave == 0) o->interleave = 1;
     if (o->kv_dtype == DCP_DTYPE_DEFAULT) o->kv_dtype = DCP_BF16;
     DCP_TRY(dcp__isa_choose(o->isa, &o->isa));
@@ -144,11 +160,11 @@ static dcp_status create_local(struct session *s, const struct gguf *file, int n
     f->model = s->model;
     f->interleave = o->interleave;
     f->max_tokens = o->chunk;
-    DCP_TRY(dcp_pool_create(o->n_threads, n_host, &f->pool));
-    const int64_t o_width = c->n_heads * c->value_dim;
-    const int64_t ks[] = {c->d_model, c->d_ffn, o_width};
-    DCP_TRY(linear_create(f->pool, o->compute, o->isa, o->chunk, ks, 3, &f->linear));
-    DCP_TRY(create_cache(s, n_ranks, rank));
+    f->tile_rows = o->tile_rows;
+    int64_t ks[LINEAR_MAX_KS];
+    const int n_ks = model_product_ks(c, ks);
+    DCP_TRY(linear_create(f->pool, o->compute, o->isa, o->tile_rows, ks, n_ks, &f->linear));
+    DCP_TRY(create_cache(s));
     return forward_init_own(f);
 }
 
@@ -164,11 +180,13 @@ static dcp_status create_attend(struct session *s)
     desc.scale = c->attn_scale;
     desc.softcap = c->attn_softcap;
     desc.causal = 1;
+    if (model_is_latent(c) && c->mla.form == MLA_PROJECTED) desc.project_dim = c->out_dim;
     desc.interleave = s->opts.interleave;
     desc.n_threads = s->opts.n_threads;
     desc.algo = s->opts.algo;
     desc.workspace_limit_bytes = s->opts.attend_workspace_bytes;
     desc.pool = s->f.pool;
+    desc.tp = s->opts.tp;
     DCP_TRY(dcp_attend_create(s->group, &desc, &s->f.attend));
     dcp_attend_info info = DCP_ATTEND_INFO_INIT;
     dcp_attend_get_info(s->f.attend, &info);
@@ -198,7 +216,10 @@ static dcp_status create(struct session *s, const struct gguf *file)
                                   linear_compute(s->f.linear),
                                   c->n_layers,
                                   c->d_model,
-                                  c->vocab};
+                                  c->vocab,
+                                  c->mla.form,
+                                  s->opts.tile_rows,
+                                  s->opts.tp};
         memcpy(mine.field, fields, sizeof(fields));
     }
     DCP_TRY(agree(s, "session", st, &mine));
@@ -281,7 +302,7 @@ static int64_t hash_ids(const int32_t *ids, int64_t n)
 static int64_t logit_tile(const struct session *s)
 {
     const int64_t rows = LOGITS_TILE_BYTES / (s->model->cfg.vocab * (int64_t)sizeof(float));
-    if (rows > s->opts.chunk) return s->opts.chunk;
+    if (rows > s->f.tile_rows) return s->f.tile_rows;
     return rows > 1 ? rows : 1;
 }
 
@@ -401,9 +422,10 @@ dcp_status session_report(struct session *s, struct session_rank_report *reports
     getrusage(RUSAGE_SELF, &usage);
     struct session_rank_report mine;
     memset(&mine, 0, sizeof(mine));
-    mine.kv_tokens =
-        dcp_local_length(session_length(s), s->model->n_ranks, s->model->rank, s->opts.interleave);
+    mine.kv_tokens = dcp_local_length(session_length(s), s->model->kv_ranks, s->model->kv_rank,
+                                      s->opts.interleave);
     mine.kv_bytes = dcp_cache_bytes(s->f.cache, -1);
+    mine.kv_huge_bytes = dcp_cache_huge_bytes(s->f.cache);
     mine.weight_share_bytes = s->model->share_bytes;
     mine.weight_replicated_bytes = s->model->replicated_bytes;
     mine.weight_bytes = s->model->share_bytes + s->model->replicated_bytes;

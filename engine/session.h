@@ -7,6 +7,7 @@
 #include "dcpattn/attend.h"
 #include "engine/gguf.h"
 #include "engine/linear.h"
+#include "engine/model.h"
 
 struct session;
 
@@ -21,6 +22,11 @@ struct session_opts {
     dcp_merge_algo algo;
     dcp_isa isa;
     size_t attend_workspace_bytes; /* 0 = default */
+    enum mla_form mla;             /* of models with multi-head latent attention */
+    int64_t tile_rows; /* of the forward pass between attention; 0 = 512, the chunk at most */
+    int tp;            /* head groups: each keeps its KV heads' tokens on ranks / tp ranks; 0 = 1 */
+    const int *cpus;   /* [n_cpus] this rank's threads are bound to these (dcp_pool_bind) ... */
+    int n_cpus;        /* ... 0 = not bound */
 };
 
 /* What a rank owns and what it took; every rank's in rank order after session_report. */
@@ -40,6 +46,7 @@ struct session_rank_report {
      * they sum to total. */
     double attend_s, merge_s, gather_s, dense_s, other_s, total_s;
     uint64_t merge_wire_bytes, other_wire_bytes; /* of the merge; of all gathers */
+    uint64_t kv_huge_bytes;                      /* of the cache's memory, on huge pages */
 };
 
 /* Collective. Reads the model's slices for this rank. The gguf may be closed after it. */

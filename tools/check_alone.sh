@@ -18,6 +18,7 @@ isa_flags() {
     [ "$(uname -m)" = x86_64 ] || return 0
     case $1 in
     *avx512*) echo -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx512cd -mavx2 -mfma -mf16c ;;
+    *_amx.h) echo -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx512cd -mavx512bf16 -mavx2 -mfma -mf16c ;;
     *avx2*) echo -mavx2 -mfma -mf16c ;;
     esac
 }

@@ -10,7 +10,8 @@
  *     merge    (merge.h) -> own heads of `out`                     [rows, H_r, D]
  *
  * so neither a gathered q nor a partial ever exists in full: peak memory is the limit given at
- * create, whatever the number of rows.
+ * create, whatever the number of rows. Where memory allows two tiles at once, what one needs from
+ * the peers moves while the other is computed. docs/ATTENTION.md draws it.
  *
  * New tokens are appended to the cache first. Then decode (one row a sequence), prompt chunks,
  * speculative rows and whole batches of them are the same call: a row sees what its position, the
@@ -25,6 +26,25 @@
  *     dcp_attend_args args = DCP_ATTEND_ARGS_INIT;
  *     args.seqs = &seq; args.n_seqs = 1; args.q = q; args.out = out;
  *     dcp_attend_run(attend, &args, NULL);
+ *
+ * Caches of others. A view says where keys and values lie by a block table and strides, so an
+ * engine's own paged cache is read as it is: [block][slot][KV head][dim], [block][KV head][slot]
+ * [dim], K and V in one buffer or in two. The dims of one key are contiguous; layouts that split
+ * them (key caches tiled as [dim / x][slot][x], or with slots innermost) cannot be said.
+ * examples/attend_view.c is an engine that does so.
+ *
+ * Projecting before the merge. With project_dim P, a map W_h [D, P] per head is applied to every
+ * rank's partial before it is merged: exact, as the merge is linear in the partials, and P / D of
+ * the bytes move. Absorbed MLA: W_UV, 512 -> 128 values. out is [T, H_r, P] then.
+ *
+ * Head groups. With tp, KV heads are dealt to tp groups of N / tp consecutive ranks each, and only
+ * the ranks of a group share tokens: rank r is in head group r / (N / tp) and, among the owners of
+ * tokens, rank r mod (N / tp) of N / tp: what its cache and views are made with.
+ *
+ *     N = 6, tp = 2      ranks 0 1 2: KV heads 0 .. Hkv/2 - 1     tokens over 3 ranks
+ *                        ranks 3 4 5: the other KV heads          tokens over 3 ranks
+ *
+ * dcp_attend_heads and dcp_attend_kv_heads say what a rank brings, gets and stores.
  *
  * Structs that begin with struct_size may grow at their end in later versions; a caller built
  * against another version works on: what its struct lacks counts as 0, the default, and a longer
@@ -60,10 +80,14 @@ typedef struct dcp_attend_desc {
     size_t workspace_limit_bytes; /**< of this rank, the merge's part included; 0 = 64 MiB */
     dcp_pool *pool; /**< NULL: threads of its own. Else lent: its threads replace n_threads; it must
                          outlive the object */
+    int64_t project_dim;    /**< P of a map per head before the merge; 0 = none */
+    dcp_dtype project_type; /**< of the maps: f32 (default) or bf16 */
+    int tp; /**< head groups; divides N and n_kv_heads; 0 = 1: all ranks share all heads' tokens */
 } dcp_attend_desc;
 #define DCP_ATTEND_DESC_INIT                                                                       \
     {                                                                                              \
-        sizeof(dcp_attend_desc), 0, 0, 0, 0, 0, 0.0f, 0.0f, 0, 1, 0, DCP_MERGE_AUTO, 0, 0, NULL    \
+        sizeof(dcp_attend_desc), 0, 0, 0, 0, 0, 0.0f, 0.0f, 0, 1, 0, DCP_MERGE_AUTO, 0, 0, NULL,   \
+            0, DCP_DTYPE_DEFAULT, 0                                                                \
     }
 
 /** Rows of one sequence in a call. Its layout is fixed, as they come in arrays: what a later
@@ -83,62 +107,107 @@ typedef struct dcp_attend_args {
     int64_t n_seqs;
     const int64_t *q_pos;   /**< [T] global positions, or NULL: the last n_rows of each sequence;
                                negative = padding row: 0 and -inf */
-    const float *q;         /**< [T, H_r, Dk] own heads (dcp_cut_range(H, N, r)) */
+    const float *q;         /**< [T, H_r, Dk] own heads (dcp_attend_heads; without tp that is
+                               dcp_cut_range(H, N, r)) */
     int64_t q_token_stride; /**< elements; 0 = contiguous */
     const float *sink;      /**< [H] natural log, or NULL */
-    float *out;             /**< [T, H_r, D]; out and lse may overlap neither each other nor any
-                               input of this rank: q, q_pos, sink, the views' keys and values */
+    float *
+        out; /**< [T, H_r, D], or P wide where projected; out and lse may overlap neither each other nor any
+                               input of this rank: q, q_pos, sink, project, the views' keys and values */
     int64_t out_token_stride;
     float *lse; /**< [T, H_r] natural log, or NULL */
     int64_t lse_token_stride;
+    const void *project; /**< [H / tp, D, P] maps of this rank's head group (of all heads without
+                            tp), project_type; NULL without project_dim */
+    const dcp_kv_scales
+        *scales; /**< [n_seqs] scales of the views of seqs that are int8 or fp8; NULL
+                                    or an entry with k_base NULL: none */
 } dcp_attend_args;
 #define DCP_ATTEND_ARGS_INIT                                                                       \
     {                                                                                              \
-        sizeof(dcp_attend_args), NULL, 0, NULL, NULL, 0, NULL, NULL, 0, NULL, 0                    \
+        sizeof(dcp_attend_args), NULL, 0, NULL, NULL, 0, NULL, NULL, 0, NULL, 0, NULL, NULL        \
     }
 
-/** Of one call. The three counts are group totals over the call's tiles, the same on all ranks. */
+/** Of one call. The three counts are group totals over the call's tiles, the same on all ranks. The
+ * times sum to what the call took on this rank. */
 typedef struct dcp_attend_stats {
     size_t struct_size;
     double gather_s, partial_s, merge_s; /**< wall time of this rank; waiting for peers is in
-                                              gather_s and merge_s */
+                                              gather_s and merge_s; what moves while the partial
+                                              is computed costs time in partial_s only */
     int64_t wire_bytes;                  /**< q gathered + partials exchanged, this rank */
     int64_t merge_wire_bytes;            /**< the partials alone */
     int64_t nonfinite_values; /**< values of partials that were NaN or infinite: taken as 0 */
     int64_t lse_bad;          /**< (row, head)s of a rank whose LSE was NaN or +inf: taken as empty.
                                    Both counts are 0 exactly if nothing was left out */
     int64_t lse_empty;        /**< (row, head)s of a rank that saw no key there */
+    double project_s;         /**< of partial_s: projecting */
+    int64_t n_tiles;
+    int64_t n_records; /**< times that this rank met its peers; records that messages replace, and
+                            those of a merge by messages, are not in it */
 } dcp_attend_stats;
 #define DCP_ATTEND_STATS_INIT                                                                      \
     {                                                                                              \
-        sizeof(dcp_attend_stats), 0.0, 0.0, 0.0, 0, 0, 0, 0, 0                                     \
+        sizeof(dcp_attend_stats), 0.0, 0.0, 0.0, 0, 0, 0, 0, 0, 0.0, 0, 0                          \
     }
 
 /** What create chose. Strings live as long as the object. */
 typedef struct dcp_attend_info {
     size_t struct_size;
-    size_t workspace_bytes; /**< all that this rank's create took, exact (a lent pool apart) */
-    size_t merge_workspace_bytes; /**< the merge's part of it */
+    size_t workspace_bytes; /**< all that this rank's create took, exact (a lent pool and, with tp,
+                                 the head group's handle apart) */
+    size_t merge_workspace_bytes; /**< the merge's part of it; 0 where ranks read each other */
     int64_t tile_rows;            /**< the same on all ranks */
     dcp_merge_algo algo;
     const char *algo_name, *algo_why;
     const char *kernel; /**< attention kernel for the last run's cache type; bf16's before */
     const char *merge_kernel;
+    int n_slots;               /**< tiles in flight: 2, or 1 (one tile is all, or two do not fit) */
+    int n_ranks;               /**< of this rank's head group */
+    dcp_range heads, kv_heads; /**< dcp_attend_heads, dcp_attend_kv_heads */
+    size_t row_bytes;          /**< workspace that a row more of the tile takes, on average */
+    const char *project_kernel; /**< NULL without project_dim */
 } dcp_attend_info;
 #define DCP_ATTEND_INFO_INIT                                                                       \
     {                                                                                              \
-        sizeof(dcp_attend_info), 0, 0, 0, DCP_MERGE_AUTO, NULL, NULL, NULL, NULL                   \
+        sizeof(dcp_attend_info), 0, 0, 0, DCP_MERGE_AUTO, NULL, NULL, NULL, NULL, 0, 0, {0, 0},    \
+            {0, 0}, 0, NULL                                                                        \
     }
 
+/** The query heads of rank: those whose q it brings and whose result it gets.
+ *  @param[in] desc  n_heads, n_kv_heads and tp count; the rest must be as create wants it
+ *  @param[in] n_ranks, rank  of the whole group
+ *  @return the range, ascending with rank; {0, 0} for what create would refuse
+ *  Threads: any.  Collective: no. */
+DCP_API dcp_range dcp_attend_heads(const dcp_attend_desc *desc, int n_ranks, int rank);
+/** The KV heads of rank's head group: those that its cache stores and its views have, the first of
+ *  them as head 0. All of them without tp.
+ *  @param[in] desc, n_ranks, rank  as for dcp_attend_heads
+ *  @return as there
+ *  Threads: any.  Collective: no. */
+DCP_API dcp_range dcp_attend_kv_heads(const dcp_attend_desc *desc, int n_ranks, int rank);
+/** What create would take and choose, without a group: limits and threads as if the same on all
+ *  ranks, ranks that are processes.
+ *  @param[in]  desc       as for create
+ *  @param[in]  n_ranks, rank  of the group to be
+ *  @param[in]  ranks_per_host  consecutive ranks that share memory; 0 = all
+ *  @param[out] info_out   from DCP_ATTEND_INFO_INIT; sizes, tile, slots, heads and algorithm;
+ *                         algo AUTO counts as direct on one host, else alltoall
+ *  @return DCP_OK; DCP_ERR_ARG
+ *  Threads: any.  Collective: no. */
+DCP_API dcp_status dcp_attend_plan(const dcp_attend_desc *desc, int n_ranks, int rank,
+                                   int ranks_per_host, dcp_attend_info *info_out);
 /** Agrees on desc over the group, chooses kernels and merge, takes the workspace.
  *  @param[in]  g     must outlive the object
- *  @param[in]  desc  a workspace_limit_bytes below what one row needs is refused, with the number
+ *  @param[in]  desc  a workspace_limit_bytes below what one row needs is refused, with the number;
+ *                    SIZE_MAX: no limit, any call is one tile
  *  @param[out] attend_out  written on success only
  *  @return DCP_OK; DCP_ERR_ARG (a field, named; on a peer: who refused what); DCP_ERR_MISMATCH
  *          (field, both ranks and values); DCP_ERR_NOMEM; the group's errors. All ranks fail alike
  *          and, save for the group's errors, the group stays usable.
  *  Ownership: the caller destroys it.  Threads: one per handle.  Collective: yes.
- *  Cost: 5 small records and what the creates of one to three merges take. */
+ *  Cost: 5 small records; where messages are needed also what the creates of two merges take, with
+ *  tp a split. */
 DCP_API dcp_status dcp_attend_create(dcp_group *g, const dcp_attend_desc *desc,
                                      dcp_attend **attend_out);
 /** Describes what create chose.
@@ -159,8 +228,9 @@ DCP_API void dcp_attend_get_info(const dcp_attend *a, dcp_attend_info *info_out)
  *  Ownership: borrows all pointers for the call.  Threads: one per handle.  Collective: yes.
  *  Determinism: bits depend on the call (its shape, positions and values), N and the ISA; not on
  *  the workspace limit, the tile, the number of threads or the transport.
- *  Cost: per tile 1 record to gather (3 where ranks do not see each other's memory), 2 for the
- *  merge; reads rows * (H - H_r) * Dk * 4 bytes of q from peers. */
+ *  Cost: where ranks read each other's memory a record a tile and two more (with one slot two a
+ *  tile and one more); elsewhere a record, and per tile a message to each peer and what the merge
+ *  takes. Every rank takes rows * (H - H_r) * Dk * 4 bytes of q from peers. */
 DCP_API dcp_status dcp_attend_run(dcp_attend *a, const dcp_attend_args *args,
                                   dcp_attend_stats *stats_out);
 /** Frees it; before its group.

@@ -20,6 +20,11 @@
  *     K        [KV head][slot][key_dim]                          one head's keys are one run
  *     V        [KV head][slot][value_dim]                        absent where latent
  *
+ * int8 and fp8 caches hold a number per element and a scale (f32) per token and KV head, for K and
+ * V apart: the element is their product. The scales follow the numbers of a page and layer:
+ *
+ *     K codes | K scales [KV head][slot] | V codes | V scales [KV head][slot]
+ *
  * See docs/CACHE.md. */
 #ifndef DCPATTN_CACHE_H
 #define DCPATTN_CACHE_H
@@ -33,7 +38,8 @@ extern "C" {
 /** A rank's keys and values of one sequence and one layer, as attention reads them. Local index i
  * (see shard.h) lives in page pages[i / page_tokens], slot i % page_tokens. Element (slot, kv head
  * g, dim d) of K is at (const char*)k_base + pages[.] * page_stride_bytes + (slot * k_slot_stride +
- * g * k_head_stride + d) * elemsize. V likewise. The layout of this struct is fixed. */
+ * g * k_head_stride + d) * elemsize. V likewise. The layout of this struct is fixed; what int8 and
+ * fp8 need besides is a struct of its own, dcp_kv_scales. */
 typedef struct dcp_kv_view {
     const void *k_base,
         *v_base;          /**< latent caches: v_base = k_base (V is the first D columns of K) */
@@ -45,6 +51,26 @@ typedef struct dcp_kv_view {
     int64_t n_keys; /**< keys of this rank */
     dcp_dtype dtype;
 } dcp_kv_view;
+
+/** Scales of an int8 or fp8 view, over the view's pages: K's element (slot, g, d) of a page is its
+ * number times the scale at (const char*)k_base + pages[.] * k_page_stride_bytes + (slot *
+ * k_slot_stride + g * k_head_stride) * elemsize. V likewise. They may lie in the view's own pages or
+ * in arrays of their own, and a stride of 0 shares them:
+ *
+ *     a scale per                 page stride   slot stride   head stride
+ *     token and KV head           given         given         given
+ *     KV head, fixed              0             0             given
+ *     tensor, fixed               0             0             0
+ *
+ * k_base = NULL: there are none; all are 1 (fp8 alone: a bare int8 number means nothing). Latent
+ * views: v_base = k_base, V's strides are K's. The layout of this struct is fixed. */
+typedef struct dcp_kv_scales {
+    const void *k_base, *v_base;
+    int64_t k_page_stride_bytes, v_page_stride_bytes;
+    int64_t k_slot_stride, k_head_stride; /**< scales */
+    int64_t v_slot_stride, v_head_stride;
+    dcp_dtype dtype; /**< f32 (also DEFAULT), f16 or bf16 */
+} dcp_kv_scales;
 
 typedef struct dcp_cache dcp_cache;
 
@@ -59,7 +85,7 @@ typedef struct dcp_cache_desc {
     int64_t key_dim;    /**< Dk */
     int64_t value_dim;  /**< D; latent: the first value_dim columns of K, nothing is stored twice */
     uint32_t latent;
-    dcp_dtype dtype;     /**< default bf16 */
+    dcp_dtype dtype;     /**< f32, f16, bf16 (default), int8, fp8 */
     int64_t page_tokens; /**< a multiple of 32; 0 = 64 */
     int64_t max_tokens;  /**< of all sequences together, global count, a fork's share counted again:
                             address space is reserved for this rank's part (with slack of a page a
@@ -98,6 +124,11 @@ DCP_API dcp_status dcp_cache_extend(dcp_cache *c, int64_t seq, int64_t n_tokens)
 DCP_API int64_t dcp_cache_length(const dcp_cache *c, int64_t seq);
 /** Stores own tokens of one layer; row j is local index local_begin + j, rounded to the cache's
  *  type (nearest even).
+ *  Math: int8 and fp8, for each token, KV head, K and V, with m = the largest magnitude of the row:
+ *        int8  scale = m / 127                           number = x * (127 / m), rounded
+ *        fp8   scale = 2^e, the least with m / 2^e <= 448   number = x / 2^e, rounded to e4m3
+ *        m < 2^-100: a row of zeros. NaN or an infinity in the row: the scale is NaN, and so is
+ *        every element.
  *  @param[in,out] c, seq, layer  where to
  *  @param[in] local_begin, n  within the room made by dcp_cache_extend; n = 0 is legal
  *  @param[in] k  [n, Hkv, Dk] f32, rows k_token_stride elements apart; 0 = contiguous
@@ -133,12 +164,25 @@ DCP_API dcp_status dcp_cache_fork(dcp_cache *c, int64_t src, int64_t dst, int64_
  *  Threads: one per handle.  Collective: no. */
 DCP_API dcp_status dcp_cache_view(const dcp_cache *c, int64_t seq, int64_t layer,
                                   dcp_kv_view *view_out);
+/** The scales of seq in layer, for the view of dcp_cache_view.
+ *  @param[in]  c, seq, layer
+ *  @param[out] scales_out  written on success only; k_base = NULL where the cache's type has none
+ *  @return DCP_OK; DCP_ERR_ARG (no such seq or layer, NULL)
+ *  Ownership: valid as long as that view.
+ *  Threads: one per handle.  Collective: no. */
+DCP_API dcp_status dcp_cache_scales(const dcp_cache *c, int64_t seq, int64_t layer,
+                                    dcp_kv_scales *scales_out);
 /** Bytes of KV that this rank holds for seq (pages x page bytes x layers; shared pages count in
  *  each sequence), or in pages used by any sequence for seq = -1 (each page once).
  *  @param[in] c, seq
  *  @return the bytes; 0 for no such seq
  *  Threads: one per handle.  Collective: no. */
 DCP_API size_t dcp_cache_bytes(const dcp_cache *c, int64_t seq);
+/** Bytes of this cache's memory that lie on huge pages at this moment, as the system says.
+ *  @param[in] c  NULL allowed
+ *  @return the bytes; 0 where the system does not tell
+ *  Threads: one per handle.  Collective: no.  Cost: reads /proc/self/smaps, some milliseconds. */
+DCP_API size_t dcp_cache_huge_bytes(const dcp_cache *c);
 
 #ifdef __cplusplus
 }

@@ -17,7 +17,10 @@ typedef enum dcp_dtype {
     DCP_DTYPE_DEFAULT = 0, /**< "as documented at the field"; never an element type itself */
     DCP_F32 = 1,
     DCP_F16 = 2,
-    DCP_BF16 = 3
+    DCP_BF16 = 3,
+    /* Keys and values alone, with scales beside them (cache.h). */
+    DCP_I8 = 4,      /**< -127..127 */
+    DCP_FP8_E4M3 = 5 /**< OCP E4M3: no infinity, up to 448, NaN is 0x7f and 0xff */
 } dcp_dtype;
 
 /** How the LSE was taken. There is no default: natural logs read as base 2 give no error, no NaN,
@@ -70,7 +73,7 @@ typedef enum dcp_isa {
 DCP_API size_t dcp_dtype_bytes(dcp_dtype t);
 /** The name of a type.
  *  @param[in] t  any number
- *  @return "f32", "f16", "bf16" or "?"
+ *  @return "f32", "f16", "bf16", "int8", "fp8" or "?"
  *  Ownership: static.  Threads: any.  Collective: no. */
 DCP_API const char *dcp_dtype_name(dcp_dtype t);
 

@@ -13,11 +13,16 @@
  *                           s=0  s=1   s=2             split_out[row][s], split_lse[row][s]
  *
  * then the splits of a row are merged in order by the merge's own kernels. Splitting costs D sums
- * a split and row, against S * (Dk + D) products in it. */
+ * a split and row, against S * (Dk + D) products in it. Where memory for the splits of a tile is
+ * short, some heads of one row go at a time: the same ranges, so the same bits.
+ *
+ * A job reads q where it lies: the caller's own, a peer's memory, what a message brought. Where the
+ * heads of a job lie on several ranks, its thread copies them side by side first. */
 #include <math.h>
+#include <string.h>
 
 #include "attend/attend_priv.h"
-#include "kernels/kernels_priv.h"
+#include "base/clock_priv.h"
 
 static int64_t min_i64(int64_t a, int64_t b)
 {
@@ -112,6 +117,11 @@ void dcp__attend_plan_tile(struct dcp_attend *a, struct dcp__attend_tile *tile)
 struct partial_ctx {
     struct dcp_attend *a;
     const struct dcp__attend_tile *tile;
+    /* some heads of one row at a time */
+    const struct dcp__attend_seg *seg;
+    int64_t row, kv_head, head, n_heads;
+    /* of split partials: the (row, head) that lies first, and how many there are */
+    int64_t pair0, n_pairs;
 };
 
 static const struct dcp__attend_seg *find_seg(const struct dcp_attend *a, int64_t n_segs,
@@ -128,62 +138,104 @@ static const struct dcp__attend_seg *find_seg(const struct dcp_attend *a, int64_
     return &a->segs[low];
 }
 
-static void attend_item(void *ctx_ptr, int64_t item, int thread)
+/* q of n_heads heads from h on, rows from row on. */
+static const float *job_queries(struct dcp_attend *a, int64_t row, int64_t n_rows, int64_t h,
+                                int64_t n_heads, int thread, int64_t *stride_out)
 {
-    const struct partial_ctx *ctx = ctx_ptr;
+    const int64_t dk = a->d.key_dim;
+    int r = dcp_cut_owner(a->d.n_heads, a->n_ranks, h);
+    const struct dcp__attend_peer *p = &a->peers[r];
+    if (h + n_heads <= p->heads.end) {
+        *stride_out = p->q_stride;
+        return p->q + row * p->q_stride + (h - p->heads.begin) * dk;
+    }
+    struct dcp__attend_thread *const mine = &a->threads[thread];
+    const double start_s = dcp__now_s();
+    *stride_out = n_heads * dk;
+    for (int64_t at = h; at < h + n_heads; r++) {
+        p = &a->peers[r];
+        const int64_t n = min_i64(p->heads.end, h + n_heads) - at;
+        for (int64_t t = 0; t < n_rows && n > 0; t++)
+            memcpy(mine->q + (t * n_heads + at - h) * dk,
+                   p->q + (row + t) * p->q_stride + (at - p->heads.begin) * dk,
+                   (size_t)(n * dk) * sizeof(float));
+        at += n;
+    }
+    mine->copy_s += dcp__now_s() - start_s;
+    return mine->q;
+}
+
+/* Rows [row, row + n_rows) of the tile, query heads [j, j + n_heads) of KV head g, one split. */
+static void attend_job(const struct partial_ctx *ctx, const struct dcp__attend_seg *seg,
+                       int64_t row, int64_t n_rows, int64_t g, int64_t j, int64_t n_heads,
+                       int64_t split, int thread)
+{
     struct dcp_attend *a = ctx->a;
     const struct dcp__attend_tile *tile = ctx->tile;
-    const struct dcp__attend_seg *seg = find_seg(a, tile->n_segs, item);
-    int64_t i = item - seg->item;
-    const int64_t split = i % seg->n_splits;
-    i /= seg->n_splits;
-    const int64_t token_block = i % seg->n_token_blocks;
-    i /= seg->n_token_blocks;
-    const int64_t head_block = i % a->n_head_blocks;
-    const int64_t g = i / a->n_head_blocks;
-
-    const int64_t t = token_block * a->block_rows; /* in the segment */
-    const int64_t j = head_block * a->block_heads; /* in the KV head's group */
-    const int64_t row = seg->row + t;              /* in the tile */
     const int64_t h = g * a->n_group + j;
-    const int64_t dk = a->d.key_dim, dv = a->d.value_dim, n_heads = a->d.n_heads;
+    const int64_t dk = a->d.key_dim, dv = a->d.value_dim, all_heads = a->d.n_heads;
     struct dcp__attn_job job = {
         .view = seg->seq->view,
         .kv_head = g,
         .key_begin = 0,
         .key_end = seg->seq->view->n_keys,
-        .n_tokens = min_i64(a->block_rows, seg->n_rows - t),
-        .n_group = min_i64(a->block_heads, a->n_group - j),
+        .n_tokens = n_rows,
+        .n_group = n_heads,
         .dk = dk,
         .dv = dv,
         .scale = a->d.scale,
         .softcap = a->d.softcap,
         .lo = a->lo + row,
         .hi = a->hi + row,
-        .q = tile->q + row * tile->q_token_stride + h * dk,
-        .q_token_stride = tile->q_token_stride,
         .q_head_stride = dk,
-        .out = tile->out + row * tile->out_token_stride + h * dv,
-        .out_token_stride = tile->out_token_stride,
+        .out = tile->part + row * tile->part_token_stride + h * dv,
+        .out_token_stride = tile->part_token_stride,
         .out_head_stride = dv,
-        .lse = a->lse + row * n_heads + h,
-        .lse_token_stride = n_heads,
+        .lse = tile->lse + row * all_heads + h,
+        .lse_token_stride = all_heads,
         .lse_head_stride = 1,
-        .scratch = a->scratch + (size_t)thread * a->scratch_bytes,
+        .scratch = a->threads[thread].scratch,
+        .scales =
+            tile->args->scales != NULL ? &tile->args->scales[seg->seq - tile->args->seqs] : NULL,
+        .call_rows = seg->seq->n_rows * a->n_group,
     };
+    job.q = job_queries(a, row, n_rows, h, n_heads, thread, &job.q_token_stride);
     if (seg->n_splits > 1) {
         const int64_t per_row = tile->max_splits;
-        const int64_t at = (row * n_heads + h) * per_row + split;
+        const int64_t at = (row * all_heads + h - ctx->pair0) * per_row + split;
         job.key_begin = (seg->first_split + split) * seg->split_keys;
         job.key_end = job.key_begin + seg->split_keys;
         job.out = a->split_out + at * dv;
-        job.out_token_stride = n_heads * per_row * dv;
+        job.out_token_stride = all_heads * per_row * dv;
         job.out_head_stride = per_row * dv;
         job.lse = a->split_lse + at;
-        job.lse_token_stride = n_heads * per_row;
+        job.lse_token_stride = all_heads * per_row;
         job.lse_head_stride = per_row;
     }
     a->kernels.attn[seg->seq->view->dtype](&job);
+    if (thread == 0 && tile->progress != NULL) tile->progress(tile->progress_ctx);
+}
+
+static void attend_item(void *ctx_ptr, int64_t item, int thread)
+{
+    const struct partial_ctx *ctx = ctx_ptr;
+    const struct dcp_attend *a = ctx->a;
+    const struct dcp__attend_seg *seg = find_seg(a, ctx->tile->n_segs, item);
+    int64_t i = item - seg->item;
+    const int64_t split = i % seg->n_splits;
+    i /= seg->n_splits;
+    const int64_t t = i % seg->n_token_blocks * a->block_rows; /* in the segment */
+    i /= seg->n_token_blocks;
+    const int64_t j = i % a->n_head_blocks * a->block_heads; /* in the KV head's group */
+    attend_job(ctx, seg, seg->row + t, min_i64(a->block_rows, seg->n_rows - t),
+               i / a->n_head_blocks, j, min_i64(a->block_heads, a->n_group - j), split, thread);
+}
+
+/* A split of the heads of one row that ctx names. */
+static void attend_heads(void *ctx_ptr, int64_t split, int thread)
+{
+    const struct partial_ctx *ctx = ctx_ptr;
+    attend_job(ctx, ctx->seg, ctx->row, 1, ctx->kv_head, ctx->head, ctx->n_heads, split, thread);
 }
 
 /* Merge the splits of DCP__MERGE_ROWS (row, head) pairs of the tile, those with splits. */
@@ -195,8 +247,8 @@ static void merge_splits_item(void *ctx_ptr, int64_t item, int thread)
     const struct dcp__attend_tile *tile = ctx->tile;
     const int64_t n_heads = a->d.n_heads, dv = a->d.value_dim;
     const int64_t per_row = tile->max_splits;
-    const int64_t begin = item * DCP__MERGE_ROWS;
-    const int64_t n = min_i64(DCP__MERGE_ROWS, tile->n_rows * n_heads - begin);
+    const int64_t begin = item * DCP__MERGE_ROWS; /* among the pairs there are */
+    const int64_t n = min_i64(DCP__MERGE_ROWS, ctx->n_pairs - begin);
     _Alignas(64) float lse[DCP__ATTEND_ITEMS * DCP__MERGE_ROWS];
     _Alignas(64) float weights[DCP__ATTEND_ITEMS * DCP__MERGE_ROWS];
     _Alignas(64) float merged[DCP__MERGE_ROWS];
@@ -204,7 +256,7 @@ static void merge_splits_item(void *ctx_ptr, int64_t item, int thread)
     bool is_bad[DCP__MERGE_ROWS];
     for (int64_t k = 0; k < per_row * DCP__MERGE_ROWS; k++) lse[k] = -INFINITY;
     for (int64_t k = 0; k < n; k++) {
-        const int64_t row = (begin + k) / n_heads;
+        const int64_t row = (ctx->pair0 + begin + k) / n_heads;
         int64_t s = 0;
         while (s + 1 < tile->n_segs && a->segs[s + 1].row <= row) s++;
         n_splits[k] = a->segs[s].n_splits;
@@ -227,10 +279,11 @@ static void merge_splits_item(void *ctx_ptr, int64_t item, int thread)
             parts[n_parts] = a->split_out + ((begin + k) * per_row + p) * dv;
             w[n_parts++] = weights[p * DCP__MERGE_ROWS + k];
         }
-        const int64_t row = (begin + k) / n_heads, h = (begin + k) % n_heads;
-        float *dst = tile->out + row * tile->out_token_stride + h * dv;
+        const int64_t pair = ctx->pair0 + begin + k;
+        const int64_t row = pair / n_heads, h = pair % n_heads;
+        float *dst = tile->part + row * tile->part_token_stride + h * dv;
         /* An LSE that is no number marks the whole row, as it would without splits. */
-        a->lse[begin + k] = is_bad[k] ? NAN : merged[k];
+        tile->lse[pair] = is_bad[k] ? NAN : merged[k];
         if (n_parts == 0 || is_bad[k]) {
             for (int64_t d = 0; d < dv; d++) dst[d] = 0.0f;
             continue;
@@ -240,15 +293,65 @@ static void merge_splits_item(void *ctx_ptr, int64_t item, int thread)
     }
 }
 
-void dcp__attend_partial(struct dcp_attend *a, const struct dcp__attend_tile *tile)
+static void merge_splits(struct partial_ctx *ctx)
 {
-    struct partial_ctx ctx = {a, tile};
-    dcp__pool_run(a->pool, tile->n_items, attend_item, &ctx);
+    struct dcp_attend *a = ctx->a;
+    /* Handing out work costs some microseconds: what takes less is done here. */
+    const int64_t n_values = ctx->n_pairs * ctx->tile->max_splits * a->d.value_dim;
+    dcp__pool_run(n_values >= 1 << 17 ? a->pool : NULL, div_up(ctx->n_pairs, DCP__MERGE_ROWS),
+                  merge_splits_item, ctx);
+}
+
+/* Splits of some heads of one row at a time, as many as there is room for. */
+static void attend_by_heads(struct partial_ctx *ctx, const struct dcp__attend_seg *seg)
+{
+    struct dcp_attend *a = ctx->a;
+    const int64_t fit = max_i64(1, a->split_cap / ctx->tile->max_splits);
+    ctx->seg = seg;
+    for (int64_t t = 0; t < seg->n_rows; t++) {
+        for (int64_t g = 0; g < a->d.n_kv_heads; g++) {
+            const int64_t step = min_i64(fit, a->block_heads);
+            for (int64_t j = 0; j < a->n_group; j += step) {
+                ctx->row = seg->row + t;
+                ctx->kv_head = g;
+                ctx->head = j;
+                ctx->n_heads = ctx->n_pairs = min_i64(step, a->n_group - j);
+                ctx->pair0 = ctx->row * a->d.n_heads + g * a->n_group + j;
+                dcp__pool_run(a->pool, seg->n_splits, attend_heads, ctx);
+                merge_splits(ctx);
+            }
+        }
+    }
+}
+
+/* Items of a segment without splits, handed out from its first. */
+static void attend_seg_item(void *ctx_ptr, int64_t item, int thread)
+{
+    const struct partial_ctx *ctx = ctx_ptr;
+    attend_item(ctx_ptr, ctx->seg->item + item, thread);
+}
+
+void dcp__attend_partial(struct dcp_attend *a, struct dcp__attend_tile *tile)
+{
+    struct partial_ctx ctx = {.a = a, .tile = tile, .n_pairs = tile->n_rows * a->d.n_heads};
     bool any = false;
     for (int64_t s = 0; s < tile->n_segs && !any; s++) any = a->segs[s].n_splits > 1;
-    if (!any) return;
-    /* Handing out work costs some microseconds: what takes less is done here. */
-    const int64_t n_values = tile->n_rows * a->d.n_heads * tile->max_splits * a->d.value_dim;
-    dcp__pool_run(n_values >= 1 << 17 ? a->pool : NULL,
-                  div_up(tile->n_rows * a->d.n_heads, DCP__MERGE_ROWS), merge_splits_item, &ctx);
+    if (!any || ctx.n_pairs * tile->max_splits <= a->split_cap) {
+        dcp__pool_run(a->pool, tile->n_items, attend_item, &ctx);
+        if (any) merge_splits(&ctx);
+    } else {
+        for (int64_t s = 0; s < tile->n_segs; s++) {
+            const struct dcp__attend_seg *seg = &a->segs[s];
+            const int64_t end = s + 1 < tile->n_segs ? a->segs[s + 1].item : tile->n_items;
+            ctx.seg = seg;
+            if (seg->n_splits > 1)
+                attend_by_heads(&ctx, seg);
+            else
+                dcp__pool_run(a->pool, end - seg->item, attend_seg_item, &ctx);
+        }
+    }
+    if (a->d.project_dim == 0) return;
+    const double start_s = dcp__now_s();
+    dcp__attend_project(a, tile);
+    tile->project_s = dcp__now_s() - start_s;
 }

@@ -1,23 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Run: the walk over tiles.
+/* Run: the walk over tiles. Two slots hold a tile each: one is computed while the other is on its
+ * way. How a tile moves depends on what the ranks of the head group see.
  *
- *     rank 0          rank 1          rank 2        each: [rows, H, Dk], own heads' columns filled
- *     |q0|..|..|      |..|q1|..|      |..|..|q2|
- *     -- record: columns are filled; on the first tile also what each rank was called with --
- *     copy q1, q2     copy q0, q2     copy q0, q1   from the peers' memory
- *     partial         partial         partial       own keys, all heads
- *     -- merge: record, read, record --             own heads, straight into the caller's out
+ * Direct: they read each other's memory. One record a tile says "my partial is complete, my q of
+ * the next tile lies ready", and what follows it needs no other:
  *
- * One record does for the gather, as the merge's first one comes after every rank's copying: no
- * rank fills its columns anew before that. Where ranks do not see each other's memory the group's
- * own column gather moves the columns, after the record. A group of one gathers and copies nothing:
- * the kernel reads the caller's q and writes the caller's out, and the merge works in place. */
+ *     rank 0   q0 |R| P0 q1 |B| M0  P1 q2 |B| M1  P2 |B| M2 |E|      q  stage the own heads' q
+ *     rank 1   q0 |R| P0 q1 |B| M0   P1 q2 |B| M1   P2 |B| M2 |E|    P  partial, M  merge
+ *
+ * A rank that comes early merges and goes on to its next partial while late peers still read its
+ * last one: that lies in the other slot, which nobody writes before the next record. n tiles take
+ * n + 2 records: R compares the calls, E adds up the counts (n + 1 barriers would be the least: q
+ * must be there before P0, every partial before its merge, every merge before the call is left).
+ * One slot (the whole call fits it, or two do not fit): a record more between M and the next P.
+ * Nothing runs beside the computing here: a read of a peer's memory is work of this rank's threads.
+ *
+ * Messages: the q of tile i + 1 and the merge of tile i - 1 travel while tile i is computed. The
+ * calling thread moves them on between its work items.
+ *
+ *     gather   q0  | q1 in flight  | q2 in flight  |               |
+ *     partial      | P0            | P1            | P2            |
+ *     merge        |               | M0 in flight  | M1 in flight  | M2
+ *
+ * A group of one moves nothing: the kernel reads the caller's q and writes the caller's out, and
+ * the merge works in place. With head groups (tp) all this is inside a head group; R and E go over
+ * the whole group, so that a refusal or a NaN is everybody's. */
 #include <string.h>
 
 #include "attend/attend_priv.h"
 #include "base/clock_priv.h"
 #include "base/struct_priv.h"
-#include "merge/merge_priv.h"
+
+static const char call[] = "dcp_attend_run";
 
 static const struct dcp__attend_field run_fields[] = {
     {"T (rows of the call)", false},     {"n_seqs", false},
@@ -25,237 +39,31 @@ static const struct dcp__attend_field run_fields[] = {
     {"whether q_pos is given", false},   {"the fingerprint of lengths, n_rows and windows", false},
     {"the fingerprint of q_pos", false},
 };
-enum { N_RUN_FIELDS = sizeof(run_fields) / sizeof(run_fields[0]) };
+enum {
+    N_RUN_FIELDS = sizeof(run_fields) / sizeof(run_fields[0]),
+    /* Not compared: where the caller's q lies, if peers can read it. */
+    Q_IS_SEEN = N_RUN_FIELDS,
+    Q_ID,
+    Q_OFFSET,
+    Q_STRIDE,
+    N_USED_FIELDS
+};
+_Static_assert((int)N_USED_FIELDS <= (int)DCP__ATTEND_FIELDS, "fields of a record");
 
-/* ---- local checks -------------------------------------------------------------------------- */
-
-/* Are count * stride elements, and at after them, bytes that an int64 can count? */
-static bool spans_fit(int64_t n0, int64_t s0, int64_t n1, int64_t s1, int64_t at, int64_t elem)
-{
-    int64_t x, y;
-    return !__builtin_mul_overflow(n0, s0, &x) && !__builtin_mul_overflow(n1, s1, &y) &&
-           !__builtin_add_overflow(x, y, &x) && !__builtin_add_overflow(x, at, &x) &&
-           !__builtin_mul_overflow(x, elem, &x);
-}
-
-/* The kernels read single elements at any distance: each must be aligned to its own size, which
- * strides in elements keep, and no distance may overflow. */
-static dcp_status check_view(const struct dcp_attend *a, const dcp_kv_view *v, int64_t own,
-                             long long at)
-{
-    const int64_t elem = (int64_t)dcp_dtype_bytes(v->dtype);
-    const int64_t hkv = a->d.n_kv_heads;
-    const struct {
-        const char *name;
-        int64_t page_bytes, slot, head, dim;
-        const void *base;
-    } parts[2] = {
-        {"k", v->k_page_stride_bytes, v->k_slot_stride, v->k_head_stride, a->d.key_dim, v->k_base},
-        {"v", v->v_page_stride_bytes, v->v_slot_stride, v->v_head_stride, a->d.value_dim,
-         v->v_base}};
-    for (int i = 0; i < 2; i++) {
-        const char *const name = parts[i].name;
-        if (parts[i].page_bytes < 0 || parts[i].slot < 0 || parts[i].head < 0) {
-            return dcp__fail(
-                DCP_ERR_ARG,
-                "dcp_attend_run: sequence %lld: the view's %s strides are %lld bytes a "
-                "page, %lld a slot, %lld a head; none may be negative",
-                at, name, (long long)parts[i].page_bytes, (long long)parts[i].slot,
-                (long long)parts[i].head);
-        }
-        if ((uintptr_t)parts[i].base % (uintptr_t)elem != 0 || parts[i].page_bytes % elem != 0) {
-            return dcp__fail(DCP_ERR_ARG,
-                             "dcp_attend_run: sequence %lld: %s_base or %s_page_stride_bytes is no "
-                             "multiple of the element's %lld bytes",
-                             at, name, name, (long long)elem);
-        }
-        const int64_t n_slots = v->page_tokens < own ? v->page_tokens : own;
-        if (parts[i].page_bytes > INT64_MAX / INT32_MAX / 2 ||
-            !spans_fit(n_slots, parts[i].slot, hkv, parts[i].head, parts[i].dim, 2 * elem)) {
-            return dcp__fail(DCP_ERR_ARG,
-                             "dcp_attend_run: sequence %lld: the view's %s strides (%lld bytes a "
-                             "page, %lld a slot, %lld a head) exceed the address space",
-                             at, name, (long long)parts[i].page_bytes, (long long)parts[i].slot,
-                             (long long)parts[i].head);
-        }
-    }
-    const int64_t n_pages = own / v->page_tokens + (own % v->page_tokens != 0);
-    for (int64_t p = 0; p < n_pages; p++) {
-        if (v->pages[p] < 0) {
-            return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: sequence %lld: pages[%lld] is %d", at,
-                             (long long)p, (int)v->pages[p]);
-        }
-    }
-    return DCP_OK;
-}
-
-static dcp_status check_seq(const struct dcp_attend *a, const dcp_attend_args *args, int64_t s)
-{
-    const dcp_attend_seq *seq = &args->seqs[s];
-    const dcp_kv_view *view = seq->view;
-    const long long at = (long long)s;
-    if (seq->n_rows < 0 || seq->length < 0 || seq->window < 0) {
-        return dcp__fail(DCP_ERR_ARG,
-                         "dcp_attend_run: sequence %lld has n_rows %lld, length %lld, window %lld; "
-                         "none may be negative",
-                         at, (long long)seq->n_rows, (long long)seq->length,
-                         (long long)seq->window);
-    }
-    if (args->q_pos == NULL && seq->n_rows > seq->length) {
-        return dcp__fail(DCP_ERR_ARG,
-                         "dcp_attend_run: sequence %lld has %lld rows but length %lld, new tokens "
-                         "included",
-                         at, (long long)seq->n_rows, (long long)seq->length);
-    }
-    if (view == NULL)
-        return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: sequence %lld has no view", at);
-    if (view->dtype != DCP_F32 && view->dtype != DCP_F16 && view->dtype != DCP_BF16) {
-        return dcp__fail(DCP_ERR_ARG,
-                         "dcp_attend_run: sequence %lld: the view's dtype %d is none of f32, f16, "
-                         "bf16",
-                         at, (int)view->dtype);
-    }
-    const int64_t own = dcp_local_length(seq->length, a->n_ranks, a->rank, a->d.interleave);
-    if (view->n_keys < own) {
-        return dcp__fail(DCP_ERR_ARG,
-                         "dcp_attend_run: sequence %lld: rank %d owns %lld of %lld positions, its "
-                         "view holds %lld",
-                         at, a->rank, (long long)own, (long long)seq->length,
-                         (long long)view->n_keys);
-    }
-    if (own > 0 && (view->k_base == NULL || view->v_base == NULL || view->pages == NULL ||
-                    view->page_tokens < 1)) {
-        return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: sequence %lld: the view has no pages", at);
-    }
-    return own > 0 ? check_view(a, view, own, at) : DCP_OK;
-}
-
-static dcp_status check_rows(const char *name, const void *ptr, int64_t n, int64_t stride,
-                             int64_t row)
-{
-    if (row > 0 && ptr == NULL) return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: %s is NULL", name);
-    if ((uintptr_t)ptr % _Alignof(float) != 0) {
-        return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: %s is not aligned to its elements", name);
-    }
-    if (stride >= row && !spans_fit(n, stride, 0, 0, row, (int64_t)sizeof(float))) {
-        return dcp__fail(DCP_ERR_ARG,
-                         "dcp_attend_run: %lld rows of %s_token_stride %lld exceed the address "
-                         "space",
-                         (long long)n, name, (long long)stride);
-    }
-    if (stride == 0 || stride >= row) return DCP_OK;
-    return dcp__fail(DCP_ERR_ARG,
-                     "dcp_attend_run: %s_token_stride is %lld, a row has %lld elements", name,
-                     (long long)stride, (long long)row);
-}
-
-/* ---- overlaps: results lie neither in each other nor in what the call reads ----------------- */
-
-static struct dcp__region region_of(const void *at, int64_t n_rows, int64_t row_bytes,
-                                    int64_t stride, int64_t dense)
-{
-    return (struct dcp__region){at, n_rows, (stride != 0 ? stride : dense) * (int64_t)sizeof(float),
-                                1,  0,      row_bytes};
-}
-
-/* Does a result lie in the keys or values of a view that this rank's attention reads? One page
- * after another: [slots][KV heads][dim], at any strides. */
-static bool overlaps_view(const struct dcp_attend *a, const dcp_attend_seq *seq,
-                          const struct dcp__region results[2])
-{
-    const dcp_kv_view *v = seq->view;
-    const int64_t elem = (int64_t)dcp_dtype_bytes(v->dtype);
-    int64_t left = dcp_local_length(seq->length, a->n_ranks, a->rank, a->d.interleave);
-    for (int64_t p = 0; left > 0; p++, left -= v->page_tokens) {
-        const int64_t n_slots = left < v->page_tokens ? left : v->page_tokens;
-        const struct dcp__region k = {(const char *)v->k_base +
-                                          v->pages[p] * v->k_page_stride_bytes,
-                                      n_slots,
-                                      v->k_slot_stride * elem,
-                                      a->d.n_kv_heads,
-                                      v->k_head_stride * elem,
-                                      a->d.key_dim * elem};
-        const struct dcp__region val = {(const char *)v->v_base +
-                                            v->pages[p] * v->v_page_stride_bytes,
-                                        n_slots,
-                                        v->v_slot_stride * elem,
-                                        a->d.n_kv_heads,
-                                        v->v_head_stride * elem,
-                                        a->d.value_dim * elem};
-        for (int i = 0; i < 2; i++)
-            if (dcp__regions_overlap(&results[i], &k) || dcp__regions_overlap(&results[i], &val))
-                return true;
-    }
-    return false;
-}
-
-static dcp_status check_overlaps(const struct dcp_attend *a, const dcp_attend_args *args,
-                                 int64_t n_total)
-{
-    const int64_t n_own = a->heads.end - a->heads.begin, elem = (int64_t)sizeof(float);
-    if (n_own == 0) return DCP_OK;
-    const int64_t q_row = n_own * a->d.key_dim, out_row = n_own * a->d.value_dim;
-    static const char *const names[2] = {"out", "lse"};
-    const struct dcp__region results[2] = {
-        region_of(args->out, n_total, out_row * elem, args->out_token_stride, out_row),
-        region_of(args->lse, n_total, n_own * elem, args->lse_token_stride, n_own)};
-    const struct {
-        const char *name;
-        struct dcp__region region;
-    } inputs[] = {
-        {"q", region_of(args->q, n_total, q_row * elem, args->q_token_stride, q_row)},
-        {"q_pos", region_of(args->q_pos, 1, n_total * (int64_t)sizeof(int64_t), 0, 0)},
-        {"sink", region_of(args->sink, 1, a->d.n_heads * elem, 0, 0)},
-    };
-    if (dcp__regions_overlap(&results[0], &results[1]))
-        return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: out and lse overlap");
-    for (int r = 0; r < 2; r++)
-        for (size_t i = 0; i < sizeof(inputs) / sizeof(inputs[0]); i++)
-            if (dcp__regions_overlap(&results[r], &inputs[i].region))
-                return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: %s overlaps %s", names[r],
-                                 inputs[i].name);
-    for (int64_t s = 0; s < args->n_seqs; s++)
-        if (overlaps_view(a, &args->seqs[s], results))
-            return dcp__fail(DCP_ERR_ARG,
-                             "dcp_attend_run: out or lse overlaps the keys or values of sequence "
-                             "%lld",
-                             (long long)s);
-    return DCP_OK;
-}
-
-/* Everything that can be wrong on this rank alone; args is a copy of this library's own size. */
-static dcp_status check_args(const struct dcp_attend *a, const dcp_attend_args *args,
-                             int64_t *n_total_out)
-{
-    if (args->n_seqs < 0 || (args->n_seqs > 0 && args->seqs == NULL)) {
-        return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: n_seqs is %lld, seqs is %s",
-                         (long long)args->n_seqs, args->seqs == NULL ? "NULL" : "given");
-    }
-    int64_t n_total = 0;
-    for (int64_t s = 0; s < args->n_seqs; s++) {
-        DCP_TRY(check_seq(a, args, s));
-        if (args->seqs[s].n_rows > a->d.max_tokens - n_total) {
-            return dcp__fail(DCP_ERR_ARG,
-                             "dcp_attend_run: more rows than max_tokens %lld of create (sequence "
-                             "%lld brings %lld to %lld)",
-                             (long long)a->d.max_tokens, (long long)s,
-                             (long long)args->seqs[s].n_rows, (long long)n_total);
-        }
-        n_total += args->seqs[s].n_rows;
-    }
-    if ((args->sink != NULL) != (a->d.has_sink != 0)) {
-        return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: has_sink is %u at create, sink is %s here",
-                         a->d.has_sink, args->sink == NULL ? "NULL" : "given");
-    }
-    *n_total_out = n_total;
-    if (n_total == 0) return DCP_OK;
-    const int64_t n_own = a->heads.end - a->heads.begin;
-    DCP_TRY(check_rows("q", args->q, n_total, args->q_token_stride, n_own * a->d.key_dim));
-    DCP_TRY(check_rows("out", args->out, n_total, args->out_token_stride, n_own * a->d.value_dim));
-    DCP_TRY(check_rows("lse", args->lse == NULL ? (const float *)args->out : args->lse, n_total,
-                       args->lse_token_stride, n_own));
-    return check_overlaps(a, args, n_total);
-}
+/* A call on its way. */
+struct walk {
+    struct dcp_attend *a;
+    const dcp_attend_args *args;
+    dcp_attend_stats *stats;
+    struct dcp__attend_tile tile; /* in work */
+    int64_t rows;                 /* of every tile but the last */
+    int64_t i, n_tiles;
+    double mark_s;    /* up to here time is accounted for */
+    dcp_status moved; /* of what progress did */
+    bool is_merging;  /* a merge is in flight */
+    dcp_merge_args merge_args;
+    dcp_merge_stats merge_stats;
+};
 
 /* ---- agreement ------------------------------------------------------------------------------ */
 
@@ -265,7 +73,12 @@ static uint64_t mix(uint64_t h, int64_t value)
     return h ^ (h >> 29);
 }
 
-static void describe_call(const dcp_attend_args *args, int64_t n_total,
+static int64_t q_row(const struct dcp_attend *a, const dcp_attend_args *args)
+{
+    return args->q_token_stride != 0 ? args->q_token_stride : dcp__attend_own(a) * a->d.key_dim;
+}
+
+static void describe_call(const struct dcp_attend *a, const dcp_attend_args *args, int64_t n_total,
                           struct dcp__attend_record *rec)
 {
     uint64_t lengths = 0, windows = 0, of_seqs = 1, of_pos = 1;
@@ -284,124 +97,405 @@ static void describe_call(const dcp_attend_args *args, int64_t n_total,
     rec->field[4] = args->q_pos != NULL;
     rec->field[5] = (int64_t)of_seqs;
     rec->field[6] = (int64_t)of_pos;
+    if (!a->is_direct || a->n_ranks == 1 || n_total == 0 || dcp__attend_own(a) == 0) return;
+    const int64_t n_elems = (n_total - 1) * q_row(a, args) + dcp__attend_own(a) * a->d.key_dim;
+    uint32_t id = 0;
+    uint64_t offset = 0;
+    if (!dcp__group_locate(a->group, args->q, (size_t)n_elems * sizeof(float), &id, &offset))
+        return;
+    rec->field[Q_IS_SEEN] = 1;
+    rec->field[Q_ID] = (int64_t)id;
+    rec->field[Q_OFFSET] = (int64_t)offset;
+    rec->field[Q_STRIDE] = q_row(a, args);
 }
 
-/* ---- gather --------------------------------------------------------------------------------- */
-
-struct gather_ctx {
-    struct dcp_attend *a;
-    int64_t n_rows, rows_per_item;
-};
-
-static void copy_peer_rows(void *ctx_ptr, int64_t item, int thread)
+/* Where the q of the call lies, of the ranks whose q can be read there. */
+static dcp_status find_queries(struct walk *w)
 {
-    (void)thread;
-    const struct gather_ctx *ctx = ctx_ptr;
-    const struct dcp_attend *a = ctx->a;
-    const size_t row_bytes = a->col_off_bytes[a->n_ranks];
-    const int64_t begin = item * ctx->rows_per_item;
-    int64_t end = begin + ctx->rows_per_item;
-    if (end > ctx->n_rows) end = ctx->n_rows;
-    for (int i = 1; i < a->n_ranks; i++) {
-        const int r = (a->rank + i) % a->n_ranks; /* ranks start at different peers */
-        const size_t col = a->col_off_bytes[r], n_bytes = a->col_off_bytes[r + 1] - col;
-        for (int64_t t = begin; t < end && n_bytes > 0; t++) {
-            const size_t at = (size_t)t * row_bytes + col;
-            memcpy((char *)a->q + at, (const char *)a->peer_q[r] + at, n_bytes);
+    struct dcp_attend *a = w->a;
+    const int first = a->all_rank - a->rank;
+    for (int r = 0; r < a->n_ranks; r++) {
+        struct dcp__attend_peer *p = &a->peers[r];
+        const int64_t *field = a->records[first + r].field;
+        p->call_q = NULL;
+        if (r == a->rank) {
+            p->call_q = w->args->q;
+            p->call_stride = q_row(a, w->args);
+        } else if (a->is_direct && field[Q_IS_SEEN] != 0) {
+            const int64_t width = (p->heads.end - p->heads.begin) * a->d.key_dim;
+            const int64_t n_elems = (w->tile.n_total - 1) * field[Q_STRIDE] + width;
+            p->call_stride = field[Q_STRIDE];
+            p->call_q =
+                dcp__group_peer_ptr(a->group, first + r, (uint32_t)field[Q_ID],
+                                    (uint64_t)field[Q_OFFSET], (size_t)n_elems * sizeof(float));
+            if (p->call_q == NULL)
+                return dcp__group_poison(a->group, DCP_ERR_SYS,
+                                         "%s: the q of rank %d cannot be seen", call, first + r);
         }
     }
-}
-
-static void fill_own_columns(struct dcp_attend *a, const dcp_attend_args *args, int64_t begin,
-                             int64_t n_rows)
-{
-    const int64_t n_own = (a->heads.end - a->heads.begin) * a->d.key_dim;
-    const int64_t stride = args->q_token_stride != 0 ? args->q_token_stride : n_own;
-    const int64_t row = a->d.n_heads * a->d.key_dim;
-    if (n_own == 0) return;
-    for (int64_t t = 0; t < n_rows; t++) {
-        memcpy(a->q + t * row + a->heads.begin * a->d.key_dim, args->q + (begin + t) * stride,
-               (size_t)n_own * sizeof(float));
-    }
-}
-
-/* After the record: the peers' columns of n_rows rows. */
-static dcp_status gather(struct dcp_attend *a, int64_t n_rows)
-{
-    const size_t row_bytes = a->col_off_bytes[a->n_ranks];
-    if (a->peer_q == NULL) {
-        return dcp_group_gather_cols(a->group, a->q, (size_t)n_rows, row_bytes, a->col_off_bytes);
-    }
-    /* Handing out work costs some microseconds: below this one thread copies. */
-    const bool is_large = (size_t)n_rows * row_bytes >= (size_t)256 << 10;
-    struct gather_ctx ctx = {a, n_rows, is_large ? 16 : n_rows};
-    dcp__pool_run(is_large ? a->pool : NULL, (n_rows + ctx.rows_per_item - 1) / ctx.rows_per_item,
-                  copy_peer_rows, &ctx);
     return DCP_OK;
 }
 
-/* ---- the walk ------------------------------------------------------------------------------- */
+/* ---- q -------------------------------------------------------------------------------------- */
 
-static dcp_status merge_tile(struct dcp_attend *a, const struct dcp__attend_tile *tile,
-                             dcp_attend_stats *stats)
+static int64_t rows_of(const struct walk *w, int64_t tile)
 {
-    const dcp_attend_args *args = tile->args;
-    const int64_t n_own = a->heads.end - a->heads.begin, dv = a->d.value_dim;
-    const int64_t out_stride = args->out_token_stride != 0 ? args->out_token_stride : n_own * dv;
-    const int64_t lse_stride = args->lse_token_stride != 0 ? args->lse_token_stride : n_own;
+    const int64_t left = w->tile.n_total - tile * w->rows;
+    return left < w->rows ? left : w->rows;
+}
+
+struct copy_ctx {
+    const float *from;
+    float *to;
+    int64_t from_stride, width, n_rows, rows_per_item;
+};
+
+static void copy_rows(void *ctx_ptr, int64_t item, int thread)
+{
+    (void)thread;
+    const struct copy_ctx *c = ctx_ptr;
+    const int64_t begin = item * c->rows_per_item;
+    int64_t end = begin + c->rows_per_item;
+    if (end > c->n_rows) end = c->n_rows;
+    for (int64_t t = begin; t < end; t++)
+        memcpy(c->to + t * c->width, c->from + t * c->from_stride,
+               (size_t)c->width * sizeof(float));
+}
+
+/* The own heads' q of a tile, to a dense place. */
+static void copy_own(struct walk *w, int64_t tile, float *to)
+{
+    struct dcp_attend *a = w->a;
+    const int64_t n = rows_of(w, tile), stride = q_row(a, w->args);
+    struct copy_ctx c = {w->args->q + tile * w->rows * stride, to, stride,
+                         dcp__attend_own(a) * a->d.key_dim,    n,  n};
+    /* Handing out work costs some microseconds: below this one thread copies. */
+    const bool is_large = (size_t)(n * c.width) * sizeof(float) >= (size_t)256 << 10;
+    if (is_large) c.rows_per_item = 16;
+    dcp__pool_run(is_large ? a->pool : NULL, (n + c.rows_per_item - 1) / c.rows_per_item, copy_rows,
+                  &c);
+}
+
+/* Direct: the own heads' q of a tile to where peers read it, unless they read the caller's. */
+static void stage(struct walk *w, int64_t tile, bool is_seen)
+{
+    const struct dcp_attend *a = w->a;
+    if (is_seen || a->n_ranks == 1 || dcp__attend_own(a) == 0) return;
+    copy_own(w, tile, a->slot[tile % a->n_slots].q);
+}
+
+/* Messages: a block [tile_rows, H_p, Dk] for each rank p of a slot. */
+static float *q_block(const struct dcp_attend *a, int slot, int r)
+{
+    return a->slot[slot].q + a->tile_rows * a->peers[r].heads.begin * a->d.key_dim;
+}
+
+static dcp_status send_q(struct walk *w, int64_t tile)
+{
+    struct dcp_attend *a = w->a;
+    const int slot = (int)(tile % a->n_slots);
+    const int64_t n = rows_of(w, tile), own = dcp__attend_own(a) * a->d.key_dim;
+    const float *mine = w->args->q + tile * w->rows * own;
+    if (own > 0 && q_row(a, w->args) != own) {
+        copy_own(w, tile, q_block(a, slot, a->rank));
+        mine = q_block(a, slot, a->rank);
+    }
+    int k = 0;
+    for (int i = 1; i < a->n_ranks; i++, k++) {
+        const int to = (a->rank + i) % a->n_ranks;
+        const int from = (a->rank + a->n_ranks - i) % a->n_ranks;
+        const dcp_range h = a->peers[from].heads;
+        /* Sends only read. */
+        a->sends[k] =
+            (struct dcp__xfer){to, (void *)(uintptr_t)mine, (size_t)(n * own) * sizeof(float)};
+        a->recvs[k] =
+            (struct dcp__xfer){from, q_block(a, slot, from),
+                               (size_t)(n * (h.end - h.begin) * a->d.key_dim) * sizeof(float)};
+    }
+    return dcp__group_exchange_start(a->team, DCP__ATTEND_EXCHANGE, a->sends, k, a->recvs, k);
+}
+
+/* Where the partial finds the rows of the tile in work. */
+static void aim_queries(struct walk *w)
+{
+    struct dcp_attend *a = w->a;
+    const int slot = (int)(w->i % a->n_slots);
+    for (int r = 0; r < a->n_ranks; r++) {
+        struct dcp__attend_peer *p = &a->peers[r];
+        const int64_t n_heads = p->heads.end - p->heads.begin;
+        p->q_stride = n_heads * a->d.key_dim;
+        if (n_heads == 0) {
+            p->q = NULL;
+        } else if (p->call_q != NULL) {
+            p->q = p->call_q + w->tile.begin * p->call_stride;
+            p->q_stride = p->call_stride;
+        } else if (a->is_direct) {
+            p->q =
+                (const float *)(const void *)(p->shared + dcp__attend_q_offset(a, n_heads, slot));
+        } else {
+            p->q = q_block(a, slot, r);
+        }
+    }
+    const int64_t n_others = a->d.n_heads - dcp__attend_own(a);
+    w->stats->wire_bytes += w->tile.n_rows * n_others * a->d.key_dim * (int64_t)sizeof(float);
+}
+
+/* ---- partial -------------------------------------------------------------------------------- */
+
+static void add_time(struct walk *w, double *to)
+{
+    const double now_s = dcp__now_s();
+    *to += now_s - w->mark_s;
+    w->mark_s = now_s;
+}
+
+/* The next tile's rows, ranges, places. */
+static void begin_tile(struct walk *w)
+{
+    struct dcp_attend *a = w->a;
+    struct dcp__attend_tile *t = &w->tile;
+    const dcp_attend_args *args = w->args;
+    const struct dcp__attend_slot *slot = &a->slot[w->i % a->n_slots];
+    t->begin = w->i * w->rows;
+    t->n_rows = rows_of(w, w->i);
+    t->out = slot->out;
+    t->out_token_stride = a->d.n_heads * a->out_dim;
+    t->lse = slot->lse;
+    if (a->n_ranks == 1) {
+        if (args->out_token_stride != 0) t->out_token_stride = args->out_token_stride;
+        t->out = args->out + t->begin * t->out_token_stride;
+    }
+    t->part = a->part != NULL && a->d.project_dim > 0 ? a->part : t->out;
+    t->part_token_stride =
+        a->d.project_dim > 0 ? a->d.n_heads * a->d.value_dim : t->out_token_stride;
+    aim_queries(w);
+}
+
+/* The partial of the tile, accounted for: copies of q count as gathering. */
+static void compute(struct walk *w)
+{
+    struct dcp_attend *a = w->a;
+    dcp__fault_point(a->group, "attend");
+    for (int i = 0; i < a->d.n_threads; i++) a->threads[i].copy_s = 0.0;
+    dcp__attend_plan_tile(a, &w->tile);
+    w->tile.project_s = 0.0;
+    dcp__attend_partial(a, &w->tile);
+    double copied_s = 0.0;
+    for (int i = 0; i < a->d.n_threads; i++) copied_s += a->threads[i].copy_s / a->d.n_threads;
+    add_time(w, &w->stats->partial_s);
+    w->stats->partial_s -= copied_s;
+    w->stats->gather_s += copied_s;
+    w->stats->project_s += w->tile.project_s;
+}
+
+/* ---- direct --------------------------------------------------------------------------------- */
+
+struct merge_ctx {
+    struct walk *w;
+    const struct dcp__merge_src *srcs;
+    struct dcp__merge_dst dst;
+    int64_t rows_per_item;
+};
+
+static void merge_item(void *ctx_ptr, int64_t item, int thread)
+{
+    const struct merge_ctx *c = ctx_ptr;
+    struct dcp_attend *a = c->w->a;
+    const float *sink = c->w->args->sink;
+    const int64_t n = c->w->tile.n_rows, begin = item * c->rows_per_item;
+    const struct dcp__merge_block block = {
+        begin, begin + c->rows_per_item < n ? begin + c->rows_per_item : n, a->heads.begin,
+        a->heads.end};
+    dcp__merge_rows(&a->threads[thread].math, c->srcs, DCP_F32,
+                    sink != NULL ? sink + a->head0 : NULL, &block, &c->dst, true,
+                    &a->threads[thread].seen);
+}
+
+/* The own heads of the tile, from the partials of all ranks straight into the caller's out. */
+static void merge_direct(struct walk *w)
+{
+    struct dcp_attend *a = w->a;
+    const dcp_attend_args *args = w->args;
+    const struct dcp__attend_tile *t = &w->tile;
+    const int64_t n_own = dcp__attend_own(a), dim = a->out_dim;
+    dcp__fault_point(a->group, "merge");
+    if (n_own == 0) return;
+    const int64_t out_ts = args->out_token_stride != 0 ? args->out_token_stride : n_own * dim;
+    const int64_t lse_ts = args->lse_token_stride != 0 ? args->lse_token_stride : n_own;
+    const struct dcp__merge_src alone = {.out = (const char *)t->out,
+                                         .out_ts = t->out_token_stride,
+                                         .out_hs = dim,
+                                         .lse = (const char *)t->lse,
+                                         .lse_ts = a->d.n_heads,
+                                         .lse_hs = 1,
+                                         .lse_type = DCP_F32};
+    struct merge_ctx c = {.w = w,
+                          .srcs =
+                              a->n_ranks == 1 ? &alone : a->srcs + w->i % a->n_slots * a->n_ranks,
+                          .dst = {.out = (char *)(args->out + t->begin * out_ts),
+                                  .out_ts = out_ts,
+                                  .out_hs = dim,
+                                  .lse = args->lse != NULL ? args->lse + t->begin * lse_ts : NULL,
+                                  .lse_ts = lse_ts,
+                                  .lse_hs = 1,
+                                  .h0 = a->heads.begin},
+                          .rows_per_item = t->n_rows};
+    const int64_t n_bytes = t->n_rows * n_own * dim * a->n_ranks * (int64_t)sizeof(float);
+    const bool is_large = n_bytes >= (int64_t)512 << 10;
+    if (is_large) {
+        c.rows_per_item = (t->n_rows + 4 * a->d.n_threads - 1) / (4 * a->d.n_threads);
+    }
+    dcp__pool_run(is_large ? a->pool : NULL, (t->n_rows + c.rows_per_item - 1) / c.rows_per_item,
+                  merge_item, &c);
+    w->stats->merge_wire_bytes +=
+        t->n_rows * n_own * (a->n_ranks - 1) * (dim + 1) * (int64_t)sizeof(float);
+}
+
+static dcp_status meet(struct walk *w)
+{
+    w->stats->n_records++;
+    return dcp__group_record(w->a->team, NULL, 0, NULL);
+}
+
+static dcp_status run_direct(struct walk *w, bool is_seen)
+{
+    struct dcp_attend *a = w->a;
+    for (w->i = 0; w->i < w->n_tiles; w->i++) {
+        const bool has_next = w->i + 1 < w->n_tiles;
+        begin_tile(w);
+        if (has_next && a->n_slots > 1) stage(w, w->i + 1, is_seen);
+        add_time(w, &w->stats->gather_s);
+        compute(w);
+        if (a->n_ranks > 1) DCP_TRY(meet(w));
+        merge_direct(w);
+        add_time(w, &w->stats->merge_s);
+        if (!has_next || a->n_slots > 1 || a->n_ranks == 1) continue;
+        stage(w, w->i + 1, is_seen);
+        DCP_TRY(meet(w));
+        add_time(w, &w->stats->gather_s);
+    }
+    return DCP_OK;
+}
+
+/* ---- messages ------------------------------------------------------------------------------- */
+
+/* Describes the merge of the tile in work. */
+static void describe_merge(struct walk *w)
+{
+    struct dcp_attend *a = w->a;
+    const dcp_attend_args *args = w->args;
+    const struct dcp__attend_tile *t = &w->tile;
+    const int64_t n_own = dcp__attend_own(a), dim = a->out_dim;
     dcp_merge_args m = DCP_MERGE_ARGS_INIT;
-    m.n_tokens = tile->n_rows;
-    m.out = tile->out;
-    m.out_token_stride = tile->out_token_stride;
-    m.out_head_stride = dv;
-    m.lse = a->lse;
+    m.n_tokens = t->n_rows;
+    m.out = t->out;
+    m.out_token_stride = t->out_token_stride;
+    m.out_head_stride = dim;
+    m.lse = t->lse;
     m.lse_token_stride = a->d.n_heads;
     m.lse_head_stride = 1;
-    m.sink = args->sink;
-    if (args->out != NULL) m.merged = args->out + tile->begin * out_stride;
-    m.merged_token_stride = out_stride;
-    m.merged_head_stride = dv;
-    if (args->lse != NULL) m.merged_lse = args->lse + tile->begin * lse_stride;
-    m.merged_lse_token_stride = lse_stride;
+    if (args->sink != NULL) m.sink = args->sink + a->head0;
+    m.merged_token_stride = args->out_token_stride != 0 ? args->out_token_stride : n_own * dim;
+    if (args->out != NULL) m.merged = args->out + t->begin * m.merged_token_stride;
+    m.merged_head_stride = dim;
+    m.merged_lse_token_stride = args->lse_token_stride != 0 ? args->lse_token_stride : n_own;
+    if (args->lse != NULL) m.merged_lse = args->lse + t->begin * m.merged_lse_token_stride;
     m.merged_lse_head_stride = 1;
-    dcp_merge_stats one;
-    DCP_TRY(dcp_merge_run(a->merge, &m, &one));
-    stats->nonfinite_values += one.nonfinite_values;
-    stats->lse_bad += one.lse_bad;
-    stats->lse_empty += one.lse_empty;
-    stats->merge_wire_bytes += one.wire_bytes;
+    w->merge_args = m;
+}
+
+static void count_merge(struct walk *w)
+{
+    w->stats->nonfinite_values += w->merge_stats.nonfinite_values;
+    w->stats->lse_bad += w->merge_stats.lse_bad;
+    w->stats->lse_empty += w->merge_stats.lse_empty;
+    w->stats->merge_wire_bytes += w->merge_stats.wire_bytes;
+}
+
+/* Between two work items of the calling thread. */
+static void progress(void *ctx)
+{
+    struct walk *w = ctx;
+    int done = 0;
+    if (!w->is_merging || w->moved != DCP_OK) return;
+    w->moved = dcp_merge_test(w->a->merge, &done, &w->merge_stats);
+    if (done) w->is_merging = false;
+    if (done && w->moved == DCP_OK) count_merge(w);
+}
+
+static dcp_status run_messages(struct walk *w)
+{
+    struct dcp_attend *a = w->a;
+    const bool overlaps = a->n_slots > 1;
+    bool is_gathering = false;
+    for (w->i = 0; w->i < w->n_tiles; w->i++) {
+        const bool has_next = w->i + 1 < w->n_tiles;
+        if (w->i == 0 || !overlaps) {
+            DCP_TRY(send_q(w, w->i));
+            DCP_TRY(dcp__group_exchange_wait(a->team, DCP__ATTEND_EXCHANGE));
+        }
+        begin_tile(w);
+        if (has_next && overlaps) {
+            DCP_TRY(send_q(w, w->i + 1));
+            is_gathering = true;
+        }
+        add_time(w, &w->stats->gather_s);
+        /* After the gather on all ranks: messages between two go in the order they are started. */
+        if (w->i > 0 && overlaps) {
+            DCP_TRY(dcp_merge_start(a->merge, &w->merge_args));
+            w->is_merging = true;
+            add_time(w, &w->stats->merge_s);
+        }
+        compute(w);
+        DCP_TRY(w->moved);
+        if (w->is_merging) {
+            w->is_merging = false;
+            DCP_TRY(dcp_merge_wait(a->merge, &w->merge_stats));
+            count_merge(w);
+        }
+        add_time(w, &w->stats->merge_s);
+        if (is_gathering) DCP_TRY(dcp__group_exchange_wait(a->team, DCP__ATTEND_EXCHANGE));
+        is_gathering = false;
+        add_time(w, &w->stats->gather_s);
+        describe_merge(w);
+        if (!has_next || !overlaps) {
+            DCP_TRY(dcp_merge_run(a->merge, &w->merge_args, &w->merge_stats));
+            count_merge(w);
+            add_time(w, &w->stats->merge_s);
+        }
+    }
     return DCP_OK;
 }
 
-static dcp_status run_tile(struct dcp_attend *a, struct dcp__attend_tile *tile, double start_s,
-                           dcp_attend_stats *stats)
+/* ---- a call --------------------------------------------------------------------------------- */
+
+/* The counts of all ranks; nobody reads this rank's memory after it. Where merges by messages have
+ * counted their head group already, its first rank speaks for it. */
+static dcp_status add_counts(struct walk *w)
 {
-    const dcp_attend_args *args = tile->args;
-    if (a->n_ranks > 1) {
-        DCP_TRY(gather(a, tile->n_rows));
-        tile->q = a->q;
-        tile->q_token_stride = a->d.n_heads * a->d.key_dim;
-        tile->out = a->out;
-        tile->out_token_stride = a->d.n_heads * a->d.value_dim;
-        const int64_t n_others = a->d.n_heads - (a->heads.end - a->heads.begin);
-        stats->wire_bytes += tile->n_rows * n_others * a->d.key_dim * (int64_t)sizeof(float);
-    } else {
-        const int64_t q_row = a->d.n_heads * a->d.key_dim;
-        const int64_t out_row = a->d.n_heads * a->d.value_dim;
-        tile->q_token_stride = args->q_token_stride != 0 ? args->q_token_stride : q_row;
-        tile->out_token_stride = args->out_token_stride != 0 ? args->out_token_stride : out_row;
-        tile->q = args->q + tile->begin * tile->q_token_stride;
-        tile->out = args->out + tile->begin * tile->out_token_stride;
+    struct dcp_attend *a = w->a;
+    dcp_attend_stats *stats = w->stats;
+    if (a->is_direct) {
+        for (int i = 0; i < a->d.n_threads; i++) {
+            const struct dcp__merge_seen *seen = &a->threads[i].seen;
+            stats->nonfinite_values += seen->n_nonfinite;
+            stats->lse_bad += seen->n_lse_bad;
+            stats->lse_empty += seen->n_lse_empty;
+        }
+    } else if (a->rank != 0 && a->d.tp > 1) {
+        stats->nonfinite_values = stats->lse_bad = stats->lse_empty = 0;
     }
-    const double gathered_s = dcp__now_s();
-    dcp__fault_point(a->group, "attend");
-    dcp__attend_plan_tile(a, tile);
-    dcp__attend_partial(a, tile);
-    const double partial_s = dcp__now_s();
-    DCP_TRY(merge_tile(a, tile, stats));
-    stats->gather_s += gathered_s - start_s;
-    stats->partial_s += partial_s - gathered_s;
-    stats->merge_s += dcp__now_s() - partial_s;
+    if (a->all_ranks == 1 || (!a->is_direct && a->d.tp == 1)) return DCP_OK;
+    const int64_t mine[3] = {stats->nonfinite_values, stats->lse_bad, stats->lse_empty};
+    int64_t(*const all)[3] = (void *)a->records;
+    stats->n_records++;
+    DCP_TRY(dcp__group_record(a->group, mine, sizeof(mine), all));
+    stats->nonfinite_values = stats->lse_bad = stats->lse_empty = 0;
+    for (int r = 0; r < a->all_ranks; r++) {
+        stats->nonfinite_values += all[r][0];
+        stats->lse_bad += all[r][1];
+        stats->lse_empty += all[r][2];
+    }
     return DCP_OK;
 }
 
@@ -409,45 +503,85 @@ static dcp_status read_call(const struct dcp_attend *a, const dcp_attend_args *t
                             const dcp_attend_stats *stats_out, dcp_attend_args *args,
                             int64_t *n_total_out)
 {
-    DCP_TRY(dcp__struct_read("dcp_attend_run", "DCP_ATTEND_ARGS_INIT", theirs,
+    DCP_TRY(dcp__struct_read(call, "DCP_ATTEND_ARGS_INIT", theirs,
                              DCP__STRUCT_UPTO(dcp_attend_args, lse_token_stride), args,
                              sizeof(*args)));
-    DCP_TRY(dcp__struct_check_out("dcp_attend_run", "DCP_ATTEND_STATS_INIT", stats_out,
+    DCP_TRY(dcp__struct_check_out(call, "DCP_ATTEND_STATS_INIT", stats_out,
                                   DCP__STRUCT_UPTO(dcp_attend_stats, lse_empty)));
-    return check_args(a, args, n_total_out);
+    return dcp__attend_check_args(a, args, n_total_out);
+}
+
+/* Tiles of even size, whole blocks where they can be. */
+static void choose_rows(struct walk *w)
+{
+    const struct dcp_attend *a = w->a;
+    const int64_t n = w->tile.n_total;
+    w->n_tiles = (n + a->tile_rows - 1) / a->tile_rows;
+    w->rows = (n + w->n_tiles - 1) / w->n_tiles;
+    const int64_t whole = (w->rows + a->block_rows - 1) / a->block_rows * a->block_rows;
+    if (whole <= a->tile_rows) w->rows = whole;
+    w->n_tiles = (n + w->rows - 1) / w->rows;
+}
+
+static dcp_status walk_tiles(struct walk *w, const struct dcp__attend_record *mine)
+{
+    struct dcp_attend *a = w->a;
+    w->tile.max_splits = dcp__attend_max_splits(a, w->args, w->tile.n_total);
+    for (int64_t s = 0; s < w->args->n_seqs; s++)
+        if (w->args->seqs[s].n_rows > 0) a->last_type = w->args->seqs[s].view->dtype;
+    for (int i = 0; i < a->d.n_threads; i++) {
+        memset(&a->threads[i].seen, 0, sizeof(a->threads[i].seen));
+        a->threads[i].seen.t = -1;
+    }
+    DCP_TRY(find_queries(w));
+    w->stats->n_tiles = w->n_tiles;
+    if (a->is_direct) {
+        DCP_TRY(run_direct(w, mine->field[Q_IS_SEEN] != 0));
+    } else {
+        w->tile.progress = progress;
+        w->tile.progress_ctx = w;
+        DCP_TRY(run_messages(w));
+    }
+    DCP_TRY(add_counts(w));
+    add_time(w, &w->stats->merge_s);
+    w->stats->wire_bytes += w->stats->merge_wire_bytes;
+    return DCP_OK;
 }
 
 static dcp_status run_call(struct dcp_attend *a, const dcp_attend_args *theirs,
-                           dcp_attend_stats *stats, dcp_attend_stats *stats_out)
+                           dcp_attend_stats *stats, const dcp_attend_stats *stats_out)
 {
-    double start_s = dcp__now_s();
     struct dcp__attend_record mine = {0};
-    dcp_attend_args copy, *const args = &copy;
-    struct dcp__attend_tile tile = {.args = args};
-    dcp_status st = read_call(a, theirs, stats_out, args, &tile.n_total);
-    if (st == DCP_OK) describe_call(args, tile.n_total, &mine);
-    do {
-        tile.n_rows = tile.n_total - tile.begin;
-        if (tile.n_rows > a->tile_rows) tile.n_rows = a->tile_rows;
-        if (a->n_ranks > 1) {
-            if (st == DCP_OK) fill_own_columns(a, args, tile.begin, tile.n_rows);
-            DCP_TRY(dcp__attend_agree(a->group, "dcp_attend_run", st, run_fields, N_RUN_FIELDS,
-                                      &mine, a->records));
-        } else if (st != DCP_OK) {
-            return st;
-        }
-        if (tile.n_rows == 0) break; /* T = 0, on all ranks */
-        if (tile.begin == 0) {
-            tile.max_splits = dcp__attend_max_splits(a, args, tile.n_total);
-            for (int64_t s = 0; s < args->n_seqs; s++)
-                if (args->seqs[s].n_rows > 0) a->last_type = args->seqs[s].view->dtype;
-        }
-        DCP_TRY(run_tile(a, &tile, start_s, stats));
-        tile.begin += tile.n_rows;
-        start_s = dcp__now_s();
-    } while (tile.begin < tile.n_total);
-    stats->wire_bytes += stats->merge_wire_bytes;
-    return DCP_OK;
+    dcp_attend_args args;
+    struct walk w = {.a = a, .args = &args, .stats = stats, .mark_s = dcp__now_s()};
+    w.tile.args = &args;
+    const dcp_status st = read_call(a, theirs, stats_out, &args, &w.tile.n_total);
+    if (st == DCP_OK) {
+        describe_call(a, &args, w.tile.n_total, &mine);
+        if (w.tile.n_total > 0) choose_rows(&w);
+        if (a->is_direct && w.n_tiles > 0) stage(&w, 0, mine.field[Q_IS_SEEN] != 0);
+    }
+    if (a->all_ranks > 1) {
+        stats->n_records++;
+        DCP_TRY(dcp__attend_agree(a, call, st, run_fields, N_RUN_FIELDS, &mine));
+    } else if (st != DCP_OK) {
+        return st;
+    }
+    if (w.n_tiles == 0) { /* T = 0, on all ranks */
+        add_time(&w, &stats->gather_s);
+        return DCP_OK;
+    }
+    add_time(&w, &stats->gather_s);
+    return walk_tiles(&w, &mine);
+}
+
+/* A failure in a head group is everybody's. */
+static dcp_status spread_failure(struct dcp_attend *a, dcp_status st)
+{
+    if (a->team == a->group || (st != DCP_ERR_PEER && st != DCP_ERR_TIMEOUT &&
+                                st != DCP_ERR_POISONED && st != DCP_ERR_SYS))
+        return st;
+    return dcp__group_poison(a->group, st, "%s", dcp_last_error());
 }
 
 dcp_status dcp_attend_run(dcp_attend *a, const dcp_attend_args *args, dcp_attend_stats *stats_out)
@@ -456,7 +590,8 @@ dcp_status dcp_attend_run(dcp_attend *a, const dcp_attend_args *args, dcp_attend
     DCP_TRY(dcp__group_enter(a->group));
     dcp_attend_stats stats;
     memset(&stats, 0, sizeof(stats));
-    const dcp_status st = run_call(a, args, &stats, stats_out);
+    dcp_status st = run_call(a, args, &stats, stats_out);
+    if (st != DCP_OK) st = spread_failure(a, st);
     dcp__group_leave(a->group);
     if (st == DCP_OK)
         dcp__struct_write(stats_out, DCP__STRUCT_UPTO(dcp_attend_stats, lse_empty), &stats,

@@ -6,6 +6,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -39,8 +40,37 @@ bool dcp__add_overflow(size_t a, size_t b, size_t *sum_out)
     return __builtin_add_overflow(a, b, sum_out);
 }
 
+/* DCP_ATTN_MEMORY_LIMIT: bytes with K, M or G (powers of 1024), the limit of this process from its
+ * first allocation on, until dcp__alloc_set_limit says another. */
+static pthread_once_t env_once = PTHREAD_ONCE_INIT;
+static bool env_is_bad;
+
+static void read_env_limit(void)
+{
+    const char *text = getenv("DCP_ATTN_MEMORY_LIMIT");
+    if (text == NULL || text[0] == '\0') return;
+    char *end = NULL;
+    errno = 0;
+    const unsigned long long n = strtoull(text, &end, 10);
+    static const char units[] = "KMG";
+    const char *const unit = *end != '\0' ? strchr(units, *end) : NULL;
+    size_t bytes = 0;
+    env_is_bad =
+        errno != 0 || end == text || text[0] == '-' || (unit == NULL && *end != '\0') ||
+        (unit != NULL && end[1] != '\0') ||
+        dcp__mul_overflow(n, (size_t)1 << (unit != NULL ? 10 * (unit - units + 1) : 0), &bytes);
+    size_t none = 0;
+    if (!env_is_bad) (void)atomic_compare_exchange_strong(&limit_bytes, &none, bytes);
+}
+
 dcp_status dcp__alloc_note(size_t n_bytes, const char *what)
 {
+    (void)pthread_once(&env_once, read_env_limit);
+    if (env_is_bad)
+        return dcp__fail(DCP_ERR_ARG,
+                         "DCP_ATTN_MEMORY_LIMIT is \"%s\"; it must be bytes, with K, M or G or "
+                         "without",
+                         getenv("DCP_ATTN_MEMORY_LIMIT"));
     const size_t limit = atomic_load_explicit(&limit_bytes, memory_order_relaxed);
     const size_t before = atomic_fetch_add_explicit(&current_bytes, n_bytes, memory_order_relaxed);
     const size_t now = before + n_bytes;

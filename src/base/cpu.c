@@ -83,6 +83,7 @@ void dcp__cpu_detect(struct dcp__cpu *cpu_out)
     cpu.fma = os_ymm && bit(l1.ecx, 12);
     cpu.f16c = os_ymm && bit(l1.ecx, 29);
     const bool has_avx2_level = cpu.avx2 && cpu.fma && cpu.f16c;
+    cpu.avx_vnni = has_avx2_level && bit(l71.eax, 4);
     cpu.avx512 = os_zmm && cpu_avx512 && has_avx2_level;
     cpu.avx512_vnni = cpu.avx512 && bit(l7.ecx, 11);
     cpu.avx512_bf16 = cpu.avx512 && bit(l71.eax, 5);
@@ -102,6 +103,8 @@ void dcp__cpu_detect(struct dcp__cpu *cpu_out)
     } else if (!cpu.avx512) {
         why = cpu_avx512 ? "avx512: the operating system does not save the zmm registers (XCR0)"
                          : "avx512: the CPU lacks AVX-512 F, DQ, BW, VL or CD";
+    } else if (cpu.amx_bf16 && !cpu.avx512_bf16) {
+        why = "amx: the CPU has tiles but no AVX-512 BF16";
     } else if (!cpu.amx_bf16) {
         if (!cpu_tile || !bit(l7.edx, 22)) {
             why = "amx: the CPU has no AMX tiles with bf16";
@@ -125,7 +128,8 @@ void dcp__cpu_detect(struct dcp__cpu *cpu_out)
 
 dcp_isa dcp__cpu_best_isa(const struct dcp__cpu *cpu)
 {
-    if (cpu->amx_bf16 && cpu->avx512) return DCP_ISA_AMX;
+    /* The kernels' vectors round to bf16 between tiles; CPUs with tiles have AVX-512 BF16 as well. */
+    if (cpu->amx_bf16 && cpu->avx512_bf16) return DCP_ISA_AMX;
     if (cpu->avx512) return DCP_ISA_AVX512;
     if (cpu->avx2 && cpu->fma && cpu->f16c) return DCP_ISA_AVX2;
     return DCP_ISA_SCALAR;

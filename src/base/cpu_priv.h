@@ -12,6 +12,7 @@ struct dcp__cpu {
     bool avx512;          /* F DQ BW VL CD as one level, OS state enabled */
     bool avx512_vnni, avx512_bf16, avx512_fp16;
     bool amx_bf16, amx_int8;  /* CPUID, XCR0 and the kernel's permission */
+    bool avx_vnni;            /* VNNI on AVX2's registers */
     char why_not_higher[160]; /* of the level below the best that exists */
     char brand[64];
 };

@@ -23,6 +23,7 @@
 
 enum {
     MAX_THREADS = 4096,
+    MAX_CPUS = 65536,
     SPIN_NS = 20000,   /* gap between two products of a layer: a few us */
     YIELD_NS = 200000, /* gap while ranks meet */
     SLEEP_NS = 100000000
@@ -228,6 +229,60 @@ void dcp_pool_destroy(struct dcp_pool *p)
     stop_workers(p, p->n_threads - 1);
     dcp__free(p->workers);
     dcp__free(p);
+}
+
+static dcp_status check_cpus(const struct dcp_pool *p, const int *cpus, int n_cpus)
+{
+    if (p == NULL || cpus == NULL) {
+        return dcp__fail(DCP_ERR_ARG, "dcp_pool_bind: %s is NULL", p == NULL ? "pool" : "cpus");
+    }
+    if (n_cpus < p->n_threads) {
+        return dcp__fail(DCP_ERR_ARG, "dcp_pool_bind: %d CPUs for %d threads; at least as many",
+                         n_cpus, p->n_threads);
+    }
+    for (int i = 0; i < n_cpus; i++) {
+        if (cpus[i] < 0 || cpus[i] >= MAX_CPUS) {
+            return dcp__fail(DCP_ERR_ARG, "dcp_pool_bind: cpus[%d] is %d, must be 0 to %d", i,
+                             cpus[i], MAX_CPUS - 1);
+        }
+        for (int j = 0; j < i; j++) {
+            if (cpus[j] == cpus[i])
+                return dcp__fail(DCP_ERR_ARG, "dcp_pool_bind: cpus[%d] and cpus[%d] are both %d", j,
+                                 i, cpus[i]);
+        }
+    }
+    return DCP_OK;
+}
+
+static dcp_status bind_threads(const struct dcp_pool *p, const int *cpus, int n_cpus,
+                               cpu_set_t *set, size_t set_bytes)
+{
+    for (int t = 0; t < p->n_threads; t++) {
+        const bool is_own = n_cpus == p->n_threads; /* a CPU each */
+        CPU_ZERO_S(set_bytes, set);
+        for (int i = is_own ? t : 0; i < (is_own ? t + 1 : n_cpus); i++)
+            CPU_SET_S((size_t)cpus[i], set_bytes, set);
+        const pthread_t thread = t == 0 ? pthread_self() : p->workers[t - 1].thread;
+        const int rc = pthread_setaffinity_np(thread, set_bytes, set);
+        if (rc != 0) {
+            return dcp__fail(
+                DCP_ERR_SYS, "dcp_pool_bind: thread %d of %d cannot be bound to CPU %d%s: %s", t,
+                p->n_threads, cpus[is_own ? t : 0], is_own ? "" : " and others", strerror(rc));
+        }
+    }
+    return DCP_OK;
+}
+
+dcp_status dcp_pool_bind(struct dcp_pool *p, const int *cpus, int n_cpus)
+{
+    DCP_TRY(check_cpus(p, cpus, n_cpus));
+    cpu_set_t *const set = CPU_ALLOC(MAX_CPUS);
+    const size_t set_bytes = CPU_ALLOC_SIZE(MAX_CPUS);
+    if (set == NULL)
+        return dcp__fail(DCP_ERR_NOMEM, "dcp_pool_bind: no memory for %zu bytes", set_bytes);
+    const dcp_status st = bind_threads(p, cpus, n_cpus, set, set_bytes);
+    CPU_FREE(set);
+    return st;
 }
 
 size_t dcp__pool_bytes(int n_threads)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sequences over the arena of pages.
+/* Sequences over the arena of pages; what they hold is cache_data.c's.
  *
  * One page id stands for the same page_tokens positions in every layer, so a sequence has one block
  * table, and growth by a token touches one page for all layers. The sum of the global lengths is
@@ -8,23 +8,9 @@
 #include <string.h>
 
 #include "base/alloc_priv.h"
+#include "base/huge_priv.h"
 #include "base/struct_priv.h"
 #include "cache/cache_priv.h"
-
-struct seq {
-    int64_t length;  /* global */
-    int32_t *pages;  /* block table */
-    int64_t n_pages; /* in use */
-    int64_t cap;
-};
-
-struct dcp_cache {
-    struct dcp_cache_desc d;
-    size_t elem_bytes, k_bytes, v_bytes; /* of one page and layer */
-    struct dcp__pages pages;
-    struct seq *seqs; /* [max_seqs] */
-    int64_t n_tokens; /* sum of lengths */
-};
 
 /* ---- create ------------------------------------------------------------------------------- */
 
@@ -66,7 +52,8 @@ static dcp_status read_desc(const dcp_cache_desc *desc, dcp_cache_desc *d)
                          (long long)d->n_kv_heads);
     }
     if (dcp_dtype_bytes(d->dtype) == 0) {
-        return dcp__fail(DCP_ERR_ARG, "dcp_cache_create: dtype %d is none of f32, f16, bf16",
+        return dcp__fail(DCP_ERR_ARG,
+                         "dcp_cache_create: dtype %d is none of f32, f16, bf16, int8, fp8",
                          (int)d->dtype);
     }
     return DCP_OK;
@@ -90,34 +77,58 @@ static int64_t count_pages(const dcp_cache_desc *d)
     return own / d->page_tokens + d->max_seqs + 1;
 }
 
+/* *at_out = where a part of so many bytes begins, 64-byte aligned, behind what there is; false where
+ * that leaves the address space. */
+static bool add_part(size_t *total, size_t rows, size_t row_bytes, size_t *at_out)
+{
+    size_t bytes;
+    *at_out = *total;
+    if (dcp__mul_overflow(rows, row_bytes, &bytes) || dcp__add_overflow(*total, bytes, &bytes) ||
+        dcp__add_overflow(bytes, 63, &bytes))
+        return false;
+    *total = bytes / 64 * 64;
+    return true;
+}
+
+/* The parts of a layer in a page. Every part starts aligned, and so do all rows whose bytes are a
+ * multiple of 64. */
+static bool lay_out(struct dcp_cache *c)
+{
+    size_t rows, k_at;
+    c->elem_bytes = dcp_dtype_bytes(c->d.dtype);
+    c->has_scales = dcp__kv_has_scales(c->d.dtype);
+    const size_t scale_bytes = c->has_scales ? sizeof(float) : 0;
+    const bool has_v = c->d.latent == 0;
+    return !dcp__mul_overflow((size_t)c->d.page_tokens, (size_t)c->d.n_kv_heads, &rows) &&
+           add_part(&c->layer_bytes, rows, (size_t)c->d.key_dim * c->elem_bytes, &k_at) &&
+           add_part(&c->layer_bytes, rows, scale_bytes, &c->k_scales_at) &&
+           add_part(&c->layer_bytes, has_v ? rows : 0, (size_t)c->d.value_dim * c->elem_bytes,
+                    &c->v_at) &&
+           add_part(&c->layer_bytes, has_v ? rows : 0, scale_bytes, &c->v_scales_at);
+}
+
 dcp_status dcp_cache_create(const dcp_cache_desc *desc, dcp_cache **cache_out)
 {
     dcp_cache_desc d;
     DCP_TRY(read_desc(desc, &d));
     if (cache_out == NULL) return dcp__fail(DCP_ERR_ARG, "dcp_cache_create: cache_out is NULL");
-    const size_t elem = dcp_dtype_bytes(d.dtype);
-    size_t k_bytes, v_bytes = 0, page_bytes;
-    /* A page of 32 or more tokens is a multiple of 64 bytes whatever the dims, so every layer's K
-     * and V start aligned, and so do all rows whose bytes are a multiple of 64. */
-    bool over = dcp__mul_overflow((size_t)d.page_tokens * elem, (size_t)d.n_kv_heads, &k_bytes);
-    v_bytes = k_bytes;
-    over = over || dcp__mul_overflow(k_bytes, (size_t)d.key_dim, &k_bytes);
-    over = over || dcp__mul_overflow(v_bytes, d.latent ? 0 : (size_t)d.value_dim, &v_bytes);
-    over = over || dcp__add_overflow(k_bytes, v_bytes, &page_bytes);
-    over = over || dcp__mul_overflow(page_bytes, (size_t)d.n_layers, &page_bytes);
-    if (over) return dcp__fail(DCP_ERR_ARG, "dcp_cache_create: a page exceeds the address space");
-
+    struct dcp_cache sizes = {.d = d};
+    size_t page_bytes;
+    if (!lay_out(&sizes) || dcp__mul_overflow(sizes.layer_bytes, (size_t)d.n_layers, &page_bytes)) {
+        return dcp__fail(DCP_ERR_ARG,
+                         "dcp_cache_create: a page of %lld tokens x %lld layers x %lld KV heads x "
+                         "dims %lld and %lld exceeds the address space",
+                         (long long)d.page_tokens, (long long)d.n_layers, (long long)d.n_kv_heads,
+                         (long long)d.key_dim, (long long)d.value_dim);
+    }
     void *ptr;
     DCP_TRY(dcp__alloc(sizeof(struct dcp_cache), "KV cache", &ptr));
     struct dcp_cache *c = ptr;
-    c->d = d;
-    c->elem_bytes = elem;
-    c->k_bytes = k_bytes;
-    c->v_bytes = v_bytes;
+    *c = sizes;
     const int64_t n_pages = count_pages(&d);
     dcp_status st = dcp__pages_init(&c->pages, page_bytes, n_pages > 0 ? n_pages : 1);
     if (st != DCP_OK) goto err_cache;
-    st = dcp__alloc_array((size_t)d.max_seqs, sizeof(struct seq), "KV sequences", &ptr);
+    st = dcp__alloc_array((size_t)d.max_seqs, sizeof(struct dcp__cache_seq), "KV sequences", &ptr);
     if (st != DCP_OK) goto err_pages;
     c->seqs = ptr;
     *cache_out = c;
@@ -140,7 +151,8 @@ void dcp_cache_destroy(dcp_cache *c)
 
 /* ---- sequences ---------------------------------------------------------------------------- */
 
-static dcp_status find_seq(const dcp_cache *c, int64_t seq, const char *call, struct seq **s_out)
+dcp_status dcp__cache_find_seq(const dcp_cache *c, int64_t seq, const char *call,
+                               struct dcp__cache_seq **s_out)
 {
     if (c == NULL) return dcp__fail(DCP_ERR_ARG, "%s: the cache is NULL", call);
     if (seq < 0 || seq >= c->d.max_seqs) {
@@ -151,7 +163,7 @@ static dcp_status find_seq(const dcp_cache *c, int64_t seq, const char *call, st
     return DCP_OK;
 }
 
-static int64_t own_length(const dcp_cache *c, int64_t length)
+int64_t dcp__cache_own_length(const dcp_cache *c, int64_t length)
 {
     return dcp_local_length(length, c->d.n_ranks, c->d.rank, c->d.interleave);
 }
@@ -162,7 +174,7 @@ static int64_t pages_for(const dcp_cache *c, int64_t n_own)
 }
 
 /* A block table of at least n entries; contents kept. */
-static dcp_status reserve_table(struct seq *s, int64_t n)
+static dcp_status reserve_table(struct dcp__cache_seq *s, int64_t n)
 {
     if (n <= s->cap) return DCP_OK;
     int64_t cap = s->cap > 0 ? s->cap : 16;
@@ -177,7 +189,7 @@ static dcp_status reserve_table(struct seq *s, int64_t n)
 }
 
 /* Before a page is written: if others hold it, put a copy in its place. */
-static dcp_status make_private(dcp_cache *c, struct seq *s, int64_t at)
+dcp_status dcp__cache_make_private(dcp_cache *c, struct dcp__cache_seq *s, int64_t at)
 {
     const int32_t shared = s->pages[at];
     if (c->pages.refs[shared] == 1) return DCP_OK;
@@ -200,22 +212,22 @@ static dcp_status check_total(const dcp_cache *c, const char *call, int64_t othe
 
 dcp_status dcp_cache_extend(dcp_cache *c, int64_t seq, int64_t n_tokens)
 {
-    struct seq *s = NULL;
-    DCP_TRY(find_seq(c, seq, "dcp_cache_extend", &s));
+    struct dcp__cache_seq *s = NULL;
+    DCP_TRY(dcp__cache_find_seq(c, seq, "dcp_cache_extend", &s));
     if (n_tokens < 0) {
         return dcp__fail(DCP_ERR_ARG, "dcp_cache_extend: n_tokens is %lld, must not be negative",
                          (long long)n_tokens);
     }
     DCP_TRY(check_total(c, "dcp_cache_extend", c->n_tokens, n_tokens));
-    const int64_t own_old = own_length(c, s->length);
-    const int64_t own_new = own_length(c, s->length + n_tokens);
+    const int64_t own_old = dcp__cache_own_length(c, s->length);
+    const int64_t own_new = dcp__cache_own_length(c, s->length + n_tokens);
     const int64_t n_new = pages_for(c, own_new);
     DCP_TRY(reserve_table(s, n_new));
     /* Pages first, the copy last: what has been taken is given back if the copy fails. */
     const int64_t n_old = s->n_pages;
     if (n_new > n_old) DCP_TRY(dcp__pages_take(&c->pages, n_new - n_old, s->pages + n_old));
     if (own_new > own_old && own_old % c->d.page_tokens != 0) {
-        const dcp_status st = make_private(c, s, own_old / c->d.page_tokens);
+        const dcp_status st = dcp__cache_make_private(c, s, own_old / c->d.page_tokens);
         if (st != DCP_OK) {
             for (int64_t i = n_new; i > n_old; i--) dcp__pages_drop(&c->pages, s->pages[i - 1]);
             return st;
@@ -233,9 +245,9 @@ int64_t dcp_cache_length(const dcp_cache *c, int64_t seq)
     return c->seqs[seq].length;
 }
 
-static void cut_seq(dcp_cache *c, struct seq *s, int64_t length)
+static void cut_seq(dcp_cache *c, struct dcp__cache_seq *s, int64_t length)
 {
-    const int64_t n = pages_for(c, own_length(c, length));
+    const int64_t n = pages_for(c, dcp__cache_own_length(c, length));
     while (s->n_pages > n) dcp__pages_drop(&c->pages, s->pages[--s->n_pages]);
     c->n_tokens -= s->length - length;
     s->length = length;
@@ -243,8 +255,8 @@ static void cut_seq(dcp_cache *c, struct seq *s, int64_t length)
 
 dcp_status dcp_cache_truncate(dcp_cache *c, int64_t seq, int64_t length)
 {
-    struct seq *s = NULL;
-    DCP_TRY(find_seq(c, seq, "dcp_cache_truncate", &s));
+    struct dcp__cache_seq *s = NULL;
+    DCP_TRY(dcp__cache_find_seq(c, seq, "dcp_cache_truncate", &s));
     if (length < 0) {
         return dcp__fail(DCP_ERR_ARG, "dcp_cache_truncate: length is %lld, must not be negative",
                          (long long)length);
@@ -255,9 +267,9 @@ dcp_status dcp_cache_truncate(dcp_cache *c, int64_t seq, int64_t length)
 
 dcp_status dcp_cache_fork(dcp_cache *c, int64_t src, int64_t dst, int64_t length)
 {
-    struct seq *from = NULL, *to = NULL;
-    DCP_TRY(find_seq(c, src, "dcp_cache_fork", &from));
-    DCP_TRY(find_seq(c, dst, "dcp_cache_fork", &to));
+    struct dcp__cache_seq *from = NULL, *to = NULL;
+    DCP_TRY(dcp__cache_find_seq(c, src, "dcp_cache_fork", &from));
+    DCP_TRY(dcp__cache_find_seq(c, dst, "dcp_cache_fork", &to));
     if (src == dst) {
         return dcp__fail(DCP_ERR_ARG, "dcp_cache_fork: sequence %lld onto itself", (long long)src);
     }
@@ -266,7 +278,7 @@ dcp_status dcp_cache_fork(dcp_cache *c, int64_t src, int64_t dst, int64_t length
                          (long long)length, (long long)src, (long long)from->length);
     }
     DCP_TRY(check_total(c, "dcp_cache_fork", c->n_tokens - to->length, length));
-    const int64_t n_own = own_length(c, length);
+    const int64_t n_own = dcp__cache_own_length(c, length);
     const int64_t n_full = n_own / c->d.page_tokens;
     const int64_t n = pages_for(c, n_own);
     DCP_TRY(reserve_table(to, n));
@@ -288,117 +300,14 @@ dcp_status dcp_cache_fork(dcp_cache *c, int64_t src, int64_t dst, int64_t length
     return DCP_OK;
 }
 
-/* ---- data --------------------------------------------------------------------------------- */
-
-static dcp_status check_layer(const dcp_cache *c, int64_t layer, const char *call)
-{
-    if (layer >= 0 && layer < c->d.n_layers) return DCP_OK;
-    return dcp__fail(DCP_ERR_ARG, "%s: layer %lld, this cache has 0 to %lld", call,
-                     (long long)layer, (long long)c->d.n_layers - 1);
-}
-
-/* n rows [n_kv_heads, dim] from slot on into one page's [n_kv_heads][page_tokens][dim]. */
-static void store_rows(const dcp_cache *c, char *page, int64_t slot, int64_t n, int64_t dim,
-                       const float *rows, int64_t token_stride)
-{
-    const size_t row_bytes = (size_t)dim * c->elem_bytes;
-    for (int64_t g = 0; g < c->d.n_kv_heads; g++) {
-        char *dst = page + (size_t)(g * c->d.page_tokens + slot) * row_bytes;
-        const float *src = rows + g * dim;
-        for (int64_t t = 0; t < n; t++, dst += row_bytes, src += token_stride) {
-            dcp__kv_convert(c->d.dtype, src, dst, dim);
-        }
-    }
-}
-
-static dcp_status check_rows(const char *name, const float *rows, int64_t n, int64_t *stride,
-                             int64_t row)
-{
-    if (rows == NULL) return dcp__fail(DCP_ERR_ARG, "dcp_cache_store: %s is NULL", name);
-    if ((uintptr_t)rows % _Alignof(float) != 0) {
-        return dcp__fail(DCP_ERR_ARG, "dcp_cache_store: %s is not aligned to its elements", name);
-    }
-    if (*stride == 0) *stride = row;
-    int64_t span;
-    if (*stride >= row && (__builtin_mul_overflow(n, *stride, &span) ||
-                           __builtin_mul_overflow(span, (int64_t)sizeof(float), &span))) {
-        return dcp__fail(DCP_ERR_ARG,
-                         "dcp_cache_store: %lld rows of %s_token_stride %lld exceed the address "
-                         "space",
-                         (long long)n, name, (long long)*stride);
-    }
-    if (*stride >= row) return DCP_OK;
-    return dcp__fail(DCP_ERR_ARG,
-                     "dcp_cache_store: %s_token_stride is %lld, a token has %lld elements", name,
-                     (long long)*stride, (long long)row);
-}
-
-dcp_status dcp_cache_store(dcp_cache *c, int64_t seq, int64_t layer, int64_t local_begin, int64_t n,
-                           const float *k, int64_t k_token_stride, const float *v,
-                           int64_t v_token_stride)
-{
-    struct seq *s = NULL;
-    DCP_TRY(find_seq(c, seq, "dcp_cache_store", &s));
-    DCP_TRY(check_layer(c, layer, "dcp_cache_store"));
-    const int64_t own = own_length(c, s->length);
-    if (local_begin < 0 || n < 0 || local_begin > own || n > own - local_begin) {
-        return dcp__fail(DCP_ERR_ARG,
-                         "dcp_cache_store: %lld rows from local index %lld, sequence %lld has room "
-                         "for %lld on rank %d",
-                         (long long)n, (long long)local_begin, (long long)seq, (long long)own,
-                         c->d.rank);
-    }
-    if (n == 0) return DCP_OK;
-    DCP_TRY(check_rows("k", k, n, &k_token_stride, c->d.n_kv_heads * c->d.key_dim));
-    if (!c->d.latent)
-        DCP_TRY(check_rows("v", v, n, &v_token_stride, c->d.n_kv_heads * c->d.value_dim));
-    const int64_t pt = c->d.page_tokens;
-    const dcp_range pages = dcp_page_range((dcp_range){local_begin, local_begin + n}, pt);
-    for (int64_t p = pages.begin; p < pages.end; p++) DCP_TRY(make_private(c, s, p));
-    for (int64_t done = 0; done < n;) {
-        const int64_t slot = (local_begin + done) % pt;
-        const int64_t rows = n - done < pt - slot ? n - done : pt - slot;
-        char *page = dcp__page_at(&c->pages, s->pages[(local_begin + done) / pt]) +
-                     (size_t)layer * (c->k_bytes + c->v_bytes);
-        store_rows(c, page, slot, rows, c->d.key_dim, k + done * k_token_stride, k_token_stride);
-        if (!c->d.latent) {
-            store_rows(c, page + c->k_bytes, slot, rows, c->d.value_dim, v + done * v_token_stride,
-                       v_token_stride);
-        }
-        done += rows;
-    }
-    return DCP_OK;
-}
-
-dcp_status dcp_cache_view(const dcp_cache *c, int64_t seq, int64_t layer, dcp_kv_view *view_out)
-{
-    struct seq *s = NULL;
-    DCP_TRY(find_seq(c, seq, "dcp_cache_view", &s));
-    DCP_TRY(check_layer(c, layer, "dcp_cache_view"));
-    if (view_out == NULL) return dcp__fail(DCP_ERR_ARG, "dcp_cache_view: view_out is NULL");
-    char *k = c->pages.base + (size_t)layer * (c->k_bytes + c->v_bytes);
-    const bool latent = c->d.latent != 0;
-    const dcp_kv_view view = {
-        .k_base = k,
-        .v_base = latent ? k : k + c->k_bytes,
-        .pages = s->pages,
-        .page_tokens = c->d.page_tokens,
-        .k_page_stride_bytes = (int64_t)c->pages.page_bytes,
-        .v_page_stride_bytes = (int64_t)c->pages.page_bytes,
-        .k_slot_stride = c->d.key_dim,
-        .k_head_stride = c->d.key_dim * c->d.page_tokens,
-        .v_slot_stride = latent ? c->d.key_dim : c->d.value_dim,
-        .v_head_stride = (latent ? c->d.key_dim : c->d.value_dim) * c->d.page_tokens,
-        .n_keys = own_length(c, s->length),
-        .dtype = c->d.dtype,
-    };
-    *view_out = view;
-    return DCP_OK;
-}
-
 size_t dcp_cache_bytes(const dcp_cache *c, int64_t seq)
 {
     if (c == NULL || seq < -1 || seq >= c->d.max_seqs) return 0;
     const int64_t n = seq < 0 ? c->pages.n_fresh - c->pages.n_free : c->seqs[seq].n_pages;
     return (size_t)n * c->pages.page_bytes;
+}
+
+size_t dcp_cache_huge_bytes(const dcp_cache *c)
+{
+    return c == NULL ? 0 : dcp__huge_bytes(c->pages.base, c->pages.committed_bytes);
 }

@@ -2,17 +2,19 @@
 /* The arena: reserve once, commit by growing the accessible part of the same mapping, so that no
  * page ever moves. The kernel backs only whole huge pages that lie inside the accessible part, so a
  * small arena stays on 4 KiB pages (its bytes are what its pages hold) and a large one gets huge
- * pages without being asked for more memory than it uses. */
+ * pages without being asked for more memory than it uses. One that became whole in several steps,
+ * and was touched between them, is put together then. */
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/alloc_priv.h"
+#include "base/huge_priv.h"
 #include "cache/cache_priv.h"
 
 /* Above this, commit in huge pages: the overshoot is at most a sixteenth. */
-static const size_t huge_bytes = (size_t)2 << 20;
+static const size_t huge_bytes = DCP__HUGE_PAGE;
 static const size_t commit_huge_from_bytes = (size_t)32 << 20;
 
 dcp_status dcp__pages_init(struct dcp__pages *p, size_t page_bytes, int64_t n_pages)
@@ -83,6 +85,9 @@ static dcp_status commit(struct dcp__pages *p, int64_t n_pages)
         return dcp__fail(DCP_ERR_NOMEM, "KV cache: %zu more bytes after %zu: %s", more,
                          p->committed_bytes, strerror(err));
     }
+    char *const last = p->base + p->committed_bytes / huge_bytes * huge_bytes;
+    if (p->committed_bytes % huge_bytes != 0 && p->base + upto >= last + huge_bytes)
+        dcp__huge_collapse(last);
     p->committed_bytes = upto;
     return DCP_OK;
 }

@@ -129,6 +129,13 @@ bool dcp__group_keeps_buffers(const dcp_group *g)
     return g->ops->keeps_buffers && dcp__group_is_poisoned(g);
 }
 
+bool dcp__group_may_lend(const dcp_group *g, const void *ptr, size_t n_bytes)
+{
+    uint32_t alloc_id = 0;
+    uint64_t offset = 0;
+    return !g->ops->keeps_buffers || dcp__group_locate(g, ptr, n_bytes, &alloc_id, &offset);
+}
+
 void *dcp__group_peer_ptr(const dcp_group *g, int rank, uint32_t alloc_id, uint64_t offset,
                           size_t n_bytes)
 {

@@ -7,6 +7,7 @@
 static const struct dcp__group_module module = {
     .struct_size = sizeof(struct dcp__group_module),
     .version = DCP_VERSION,
+    .layout = DCP__MODULE_LAYOUT,
     .fail_at = dcp__fail_at,
     .alloc_array = dcp__alloc_array,
     .free = dcp__free,

@@ -6,12 +6,33 @@
 #ifndef DCP_GROUP_GROUP_MODULE_PRIV_H
 #define DCP_GROUP_GROUP_MODULE_PRIV_H
 
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
 #include "group/group_mem_priv.h"
 
 typedef dcp_status dcp__fail_at_fn(dcp_status st, const char *file, int line, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 typedef dcp_status dcp__poison_at_fn(dcp_group *g, dcp_status code, const char *file, int line,
                                      const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+
+/* A word of what both sides lay their hands on: two builds of one version that differ in a structure
+ * differ here. */
+#define DCP__MIX(n, factor) ((uint64_t)(n)*UINT64_C(factor))
+#define DCP__MODULE_LAYOUT                                                                         \
+    (DCP__MIX(sizeof(struct dcp_group), 1000003) +                                                 \
+     DCP__MIX(sizeof(struct dcp__group_ops), 10007) +                                              \
+     DCP__MIX(sizeof(struct dcp__group_opts), 100003) +                                            \
+     DCP__MIX(sizeof(struct dcp__poison), 1009) +                                                  \
+     DCP__MIX(sizeof(struct dcp__split), 1000000007) +                                             \
+     DCP__MIX(sizeof(struct dcp__xfer), 10000019) +                                                \
+     DCP__MIX(sizeof(struct dcp__wait), 100000007) +                                               \
+     DCP__MIX(offsetof(struct dcp_group, poison), 10000000019) +                                   \
+     DCP__MIX(offsetof(struct dcp_group, outer), 100000000003) +                                   \
+     DCP__MIX(offsetof(struct dcp__group_ops, exchange_start), 1000000000039) +                    \
+     DCP__MIX(offsetof(struct dcp__group_ops, keeps_buffers), 10000000000037) +                    \
+     DCP__MIX(DCP__RECORD_MAX, 100000000000031) + DCP__MIX(DCP__ALL_SLOTS, 1000000000000037))
 
 struct dcp__group_module {
     size_t struct_size;
@@ -45,8 +66,18 @@ struct dcp__group_module {
     dcp_status (*shm_join)(int n, int holder_pid, int holder_fd, dcp_shm **shm_out);
     dcp_status (*shm_enter)(dcp_shm *shm, int rank, dcp_group **group_out);
     void (*shm_release)(dcp_shm *shm);
+    /* Last, so that the functions with which a misfit is reported keep their places. */
+    uint64_t layout;
 };
 
 DCP_API const struct dcp__group_module *dcp__group_module(void);
+
+/* What keeps a module from working with this library, or NULL. */
+static inline const char *dcp__module_misfit(const struct dcp__group_module *lib)
+{
+    if (lib->struct_size != sizeof(struct dcp__group_module)) return "another table of functions";
+    if (strcmp(lib->version, DCP_VERSION) != 0) return "another version";
+    return lib->layout == DCP__MODULE_LAYOUT ? NULL : "another layout of structures";
+}
 
 #endif

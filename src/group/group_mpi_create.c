@@ -381,10 +381,12 @@ static dcp_status shared_split(dcp_group *g, const struct dcp__split *how, dcp_g
 DCP_API dcp_status dcp_group_create_mpi(MPI_Comm comm, const dcp_group_opts *opts,
                                         dcp_group **group_out)
 {
-    if (strcmp(lib()->version, DCP_VERSION) != 0 ||
-        lib()->struct_size != sizeof(struct dcp__group_module)) {
-        return FAIL(DCP_ERR_NOT_SUPPORTED, "the MPI module is of version %s, the library of %s",
-                    DCP_VERSION, lib()->version);
+    const char *const misfit = dcp__module_misfit(lib());
+    if (misfit != NULL) {
+        return FAIL(DCP_ERR_NOT_SUPPORTED,
+                    "this MPI module (version %s) is of another build than the library (version "
+                    "%s): %s; take both from one build",
+                    DCP_VERSION, lib()->version, misfit);
     }
     int initialized = 0;
     (void)MPI_Initialized(&initialized);

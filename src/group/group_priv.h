@@ -55,6 +55,9 @@ bool dcp__group_one_space(const dcp_group *g);
 /* True if the group is poisoned and its transport may still read or write the buffers that it was
  * given: who owns them must let them live until exit. */
 bool dcp__group_keeps_buffers(const dcp_group *g);
+/* True if the transport may be given [ptr, ptr + n_bytes) of a caller to send from: it lets go of it
+ * when the group is poisoned, or the memory is the group's and lives as long. */
+bool dcp__group_may_lend(const dcp_group *g, const void *ptr, size_t n_bytes);
 /* True if this rank can read rank's group memory directly: exactly if both have the same
  * dcp_group_host. The rank itself is always seen. */
 bool dcp__group_sees(const dcp_group *g, int rank);

@@ -2,5 +2,6 @@
 /* Partial attention by AVX2: primitives and the shared text. */
 #include "kernels/simd_f32_avx2.h"
 
+#define ATTN_FOR_SCALES 0
 #define ATTN_KERNEL(name) name##__avx2
 #include "kernels/attn_tpl.h"

@@ -4,6 +4,7 @@
  * Per row, over blocks of DCP__ATTN_KEY_BLOCK keys aligned in local index (online softmax, base 2):
  *   t[i] = q . k[i] in units of log2:  scale * log2(e) * dot,  or with softcap
  *          cap * log2(e) * tanh(scale / cap * dot)
+ *          (views with scales: dot times the scale of k[i], and p[i] below times that of v[i])
  *   M'   = max(M, ceil(max t))       an integer, so that 2^(M - M') is exact
  *   p[i] = 2^(t[i] - M')             in (0, 1]
  *   l    = l * 2^(M - M') + sum p    o = o * 2^(M - M') + sum p[i] v[i]
@@ -16,13 +17,14 @@
 #include <math.h>
 
 #include "kernels/attn_view.h"
-#include "num/dtype_priv.h"
 
 enum { KEY_BLOCK = DCP__ATTN_KEY_BLOCK };
 
 static inline float load_elem(const char *row, int64_t d, dcp_dtype dtype)
 {
     if (dtype == DCP_F32) return ((const float *)(const void *)row)[d];
+    if (dtype == DCP_I8) return (float)((const int8_t *)row)[d];
+    if (dtype == DCP_FP8_E4M3) return dcp__e4m3_to_f32(((const uint8_t *)row)[d]);
     const uint16_t bits = ((const uint16_t *)(const void *)row)[d];
     return dtype == DCP_BF16 ? dcp__bf16_to_f32(bits) : dcp__f16_to_f32(bits);
 }
@@ -47,17 +49,23 @@ struct row_state {
     float max, sum, sum_low;
 };
 
-/* One block of n keys of one row. k, v: their rows. */
+/* Rows of a block and their scales. */
+struct block {
+    const char *k[KEY_BLOCK], *v[KEY_BLOCK];
+    float k_scale[KEY_BLOCK], v_scale[KEY_BLOCK];
+};
+
+/* One block of n keys of one row. */
 static inline void attend_block(const struct dcp__attn_job *job, const float *q,
-                                const char *const *k, const char *const *v, int64_t n,
-                                dcp_dtype dtype, struct row_state *state, float *out)
+                                const struct block *block, int64_t n, dcp_dtype dtype,
+                                struct row_state *state, float *out)
 {
     const double log2e = 1.4426950408889634;
     float t[KEY_BLOCK];
     float *const acc = job->scratch;
     float new_max = state->max;
     for (int64_t i = 0; i < n; i++) {
-        const float s = dot_row(q, k[i], job->dk, dtype) * job->scale;
+        const float s = dot_row(q, block->k[i], job->dk, dtype) * block->k_scale[i] * job->scale;
         const float capped = job->softcap != 0.0f ? job->softcap * tanhf(s / job->softcap) : s;
         t[i] = capped * (float)log2e;
         new_max = fmaxf(new_max, ceilf(t[i]));
@@ -67,7 +75,8 @@ static inline void attend_block(const struct dcp__attn_job *job, const float *q,
     for (int64_t i = 0; i < n; i++) {
         const float p = exp2f(t[i] - new_max);
         block_sum += p;
-        for (int64_t d = 0; d < job->dv; d++) acc[d] += p * load_elem(v[i], d, dtype);
+        const float weight = p * block->v_scale[i];
+        for (int64_t d = 0; d < job->dv; d++) acc[d] += weight * load_elem(block->v[i], d, dtype);
     }
     const float rescale = exp2f(state->max - new_max);
     for (int64_t d = 0; d < job->dv; d++) out[d] = out[d] * rescale + acc[d];
@@ -85,9 +94,7 @@ static inline void attend_row(const struct dcp__attn_job *job, int64_t t, int64_
     const float *const q = job->q + t * job->q_token_stride + j * job->q_head_stride;
     float *const out = job->out + t * job->out_token_stride + j * job->out_head_stride;
     float *const lse = job->lse + t * job->lse_token_stride + j * job->lse_head_stride;
-    const int64_t elem_bytes = dtype == DCP_F32 ? 4 : 2;
-    const char *k[KEY_BLOCK];
-    const char *v[KEY_BLOCK];
+    struct block block;
     /* Below every finite score, so that the first block needs no case of its own. */
     struct row_state state = {-1e30f, 0.0f, 0.0f};
     int64_t lo;
@@ -96,8 +103,9 @@ static inline void attend_row(const struct dcp__attn_job *job, int64_t t, int64_
     for (int64_t d = 0; d < job->dv; d++) out[d] = 0.0f;
     while (lo < hi) {
         const int64_t end = attn_min((lo / KEY_BLOCK + 1) * KEY_BLOCK, hi);
-        attn_key_rows(job, lo, end, elem_bytes, k, v);
-        attend_block(job, q, k, v, end - lo, dtype, &state, out);
+        attn_key_rows(job, lo, end, attn_elem_bytes(dtype), block.k, block.v);
+        attn_key_scales(job, lo, end, 1.0f, 1.0f, block.k_scale, block.v_scale);
+        attend_block(job, q, &block, end - lo, dtype, &state, out);
         lo = end;
     }
     const float sum = state.sum + state.sum_low;
@@ -129,13 +137,22 @@ void dcp__attn_bf16__scalar(const struct dcp__attn_job *job)
 {
     attend_rows(job, DCP_BF16);
 }
+void dcp__attn_i8__scalar(const struct dcp__attn_job *job)
+{
+    attend_rows(job, DCP_I8);
+}
+void dcp__attn_fp8__scalar(const struct dcp__attn_job *job)
+{
+    attend_rows(job, DCP_FP8_E4M3);
+}
 
 size_t dcp__attn_scratch_bytes(int64_t n_rows, int64_t dk, int64_t dv)
 {
-    /* attn_tpl.h's regions: q panels, out, sums and ranges of a tile of rows; K, V of a block. */
+    /* attn_tpl.h's regions (tile_carve): q, out, scores, sums and ranges of a tile of rows; a packed
+     * panel; a block's share of out for few rows. */
     const size_t rows = (size_t)attn_min(n_rows, DCP__ATTN_ROWS_MAX) + DCP__ATTN_ROWS_PAD;
-    const size_t k = (size_t)dk;
     const size_t v = ((size_t)dv + 63) / 64 * 64;
-    const size_t floats = rows * (k + v + 16) + (k + v + 16) * KEY_BLOCK;
+    const size_t floats =
+        rows * ((size_t)dk + v + KEY_BLOCK + 16) + 16 * v + (128 + 32) * KEY_BLOCK;
     return floats * sizeof(float) + 4096;
 }

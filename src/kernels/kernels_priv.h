@@ -37,7 +37,11 @@ struct dcp__attn_job {
     int64_t out_token_stride, out_head_stride;
     float *lse;
     int64_t lse_token_stride, lse_head_stride;
-    void *scratch; /* of dcp__attn_scratch_bytes, 64-byte aligned, one per thread */
+    void *scratch;               /* of dcp__attn_scratch_bytes, 64-byte aligned, one per thread */
+    const dcp_kv_scales *scales; /* of an int8 or fp8 view; NULL = none */
+    /* Rows of this sequence in the whole call times query heads of a KV head: what a kernel that
+     * has variants of different bits chooses by. 0: unknown, n_tokens * n_group is taken. */
+    int64_t call_rows;
 };
 typedef void dcp__attn_fn(const struct dcp__attn_job *job);
 enum {
@@ -51,6 +55,11 @@ enum {
 };
 /* Scratch that any attention kernel needs for jobs of up to n_rows = n_tokens * n_group rows. */
 size_t dcp__attn_scratch_bytes(int64_t n_rows, int64_t dk, int64_t dv);
+/* Of every kernel at or below isa; at most the one above below AMX. */
+size_t dcp__attn_scratch_bytes_for(dcp_isa isa, int64_t n_rows, int64_t dk, int64_t dv);
+/* Rows that a job is best given: more keep K and V longer in the caches. DCP__ATTN_ROWS_MAX below
+ * AMX; more where tiles can use them. */
+int64_t dcp__attn_rows_most(dcp_isa isa, int64_t dv);
 
 /* ---- merge: one row of n_parts payloads, weights given
  * ------------------------------------------------------------------------------ */
@@ -113,16 +122,51 @@ typedef void dcp__qdot_fn(const void *w, size_t row_bytes, int64_t n_rows, int64
 typedef void dcp__dequant_fn(const void *w, size_t row_bytes, int64_t n_rows, int64_t k, float *dst,
                              int64_t dst_stride);
 
+/* ---- the same with activations in int16 (qdot16_priv.h says how and how exact) */
+/* Orders in which the digits of the activations are laid out for vpdpbusd. */
+enum dcp__q16_order { DCP__Q16_HALVES, DCP__Q16_CHUNKS, DCP__Q16_PLAIN, DCP__Q16_ORDERS };
+/* One token's activations. Arrays are 64-byte aligned; scale and pairs are readable, and zero, up
+ * to a multiple of 16 groups, planes up to a multiple of 128 elements. A kernel looks at what its type
+ * needs: planes[dcp__q16_order(qtype)], or words. */
+struct dcp__q16_row {
+    const int16_t *words;                  /* [k] */
+    const int8_t *planes[DCP__Q16_ORDERS]; /* [2 k], or NULL */
+    const float *scale;                    /* [k / 32] */
+    const float *pairs;                    /* [k / 32][2]: scale, sum of the group */
+    const float *half_sum;                 /* [k / 16] */
+};
+/* k a multiple of 32. Results as above; the padding of scale and pairs is set. */
+typedef void dcp__to_q16_fn(const float *x, int64_t k, int16_t *words, float *scale, float *pairs,
+                            float *half_sum);
+/* DCP__Q16_ORDERS: by words; -1: no such kernel for this type (single elements). */
+int dcp__q16_order(int qtype);
+void dcp__q16_lay_out(const int16_t *words, int64_t k, int order, int8_t *planes);
+/* y[t * y_stride + i] = sum_k W[i][k] x[t][k]; one pass over W for all n_tokens >= 1. Bits of a
+ * result depend on its row and token alone, and are the same on every level. */
+/* What a CPU may have beside its level. */
+enum dcp__feature { DCP__FEATURE_NONE, DCP__FEATURE_AVX_VNNI, DCP__FEATURE_AVX512_VNNI };
+struct dcp__cpu;
+bool dcp__has_feature(const struct dcp__cpu *cpu, enum dcp__feature feature);
+typedef void dcp__qdot16_fn(const void *w, size_t row_bytes, int64_t n_rows, int64_t k,
+                            const struct dcp__q16_row *x, int n_tokens, float *y, int64_t y_stride);
+
 /* dst[i] = bf16(x[i]), rounded to nearest even, dcp__f32_to_bf16's bits. */
 typedef void dcp__to_bf16_fn(const float *x, int64_t n, uint16_t *dst);
+
+/* ---- rows through a linear map
+ * --------------------------------------------------------------------------------------- */
+/* y[r * y_stride + j] = sum_i x[r * x_stride + i] * w[i * p + j], one chain of fma over i from 0: the
+ * same bits for any n_rows and ISA. w [d][p] of the kernel's type; x and y do not overlap. */
+typedef void dcp__project_fn(const float *x, int64_t x_stride, int64_t n_rows, int64_t d,
+                             const void *w, int64_t p, float *y, int64_t y_stride);
 
 /* ---- the table
  * ----------------------------------------------------------------------------------------------------------------------
  */
 struct dcp__kernels {
     dcp_isa isa;
-    const char *attn_name[4], *merge_row_name[4][4], *qdot_name[32], *dequant_name[32];
-    dcp__attn_fn *attn[4];              /* by dcp_dtype of the view */
+    const char *attn_name[6], *merge_row_name[4][4], *qdot_name[32], *dequant_name[32];
+    dcp__attn_fn *attn[6];              /* by dcp_dtype of the view */
     dcp__merge_row_fn *merge_row[4][4]; /* [part type][merged type] */
     dcp__qdot_fn *qdot[32];             /* by qtype */
     dcp__dequant_fn *dequant[32];
@@ -131,18 +175,27 @@ struct dcp__kernels {
     const char *merge_weights_name[1];
     dcp__merge_weights_fn *merge_weights[1];
     dcp__merge_row_fn *merge_row_nt[4][4]; /* NULL where there is none */
+    const char *qdot16_name[32], *to_q16_name;
+    dcp__qdot16_fn *qdot16[32]; /* NULL for single elements */
+    dcp__to_q16_fn *to_q16;
+    const char *project_name[4];
+    dcp__project_fn *project[4]; /* by type of the map: f32, bf16 */
 };
 /* The best of each at or below isa; never NULL for a type that exists. */
 void dcp__kernels_select(dcp_isa isa, struct dcp__kernels *out);
 
 /* Declarations from the list. */
 #define ATTN(isa, dtype, fn) dcp__attn_fn fn;
+#define ATTN_QUANT(isa, dtype, fn) dcp__attn_fn fn;
 #define MERGE_ROW(isa, part, merged, fn) dcp__merge_row_fn fn;
 #define MERGE_ROW_NT(isa, part, merged, fn) dcp__merge_row_fn fn;
 #define MERGE_WEIGHTS(isa, fn) dcp__merge_weights_fn fn;
 #define QDOT(isa, qtype, fn) dcp__qdot_fn fn;
 #define DEQUANT(isa, qtype, fn) dcp__dequant_fn fn;
 #define TO_BF16(isa, fn) dcp__to_bf16_fn fn;
+#define QDOT16(isa, feature, qtype, fn) dcp__qdot16_fn fn;
+#define TO_Q16(isa, fn) dcp__to_q16_fn fn;
+#define PROJECT(isa, dtype, fn) dcp__project_fn fn;
 #include "kernels/kernels.inc"
 #undef ATTN
 #undef MERGE_ROW

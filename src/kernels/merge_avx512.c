@@ -52,6 +52,10 @@
 #define MERGE_STORE vf_store_bf16
 #define MERGE_LOAD2 vf_load2_bf16
 #define MERGE_STORE2 vf_store2_bf16
+#define MERGE_PACKED __m512i
+#define MERGE_PACK2 vf_joined_bf16
+#define MERGE_PACKED_BAD vf_bad_packed_bf16
+#define MERGE_PACKED_STORE vf_store_packed_bf16
 #define MERGE_MERGED DCP_BF16
 #include "kernels/merge_row_tpl.h"
 
@@ -104,6 +108,10 @@
 #define MERGE_STORE vf_store_bf16
 #define MERGE_LOAD2 vf_load2_bf16
 #define MERGE_STORE2 vf_stream2_bf16
+#define MERGE_PACKED __m512i
+#define MERGE_PACK2 vf_joined_bf16
+#define MERGE_PACKED_BAD vf_bad_packed_bf16
+#define MERGE_PACKED_STORE vf_stream_packed_bf16
 #define MERGE_MERGED DCP_BF16
 #include "kernels/merge_row_tpl.h"
 

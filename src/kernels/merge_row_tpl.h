@@ -7,11 +7,16 @@
  *   MERGE_STORE_WHOLE  optional: MERGE_STORE for whole blocks (streaming kernels)
  *   MERGE_LOAD2, MERGE_STORE2  optional: two vectors at once, in any order of their elements that
  *                  is the same for both
+ *   MERGE_PACK2, MERGE_PACKED, MERGE_PACKED_BAD, MERGE_PACKED_STORE  optional, with MERGE_LOAD2: the
+ *                  elements of two sums as they are stored, and whether any is not finite
  *
  * A block of MERGE_UNROLL vectors is summed in registers, looked at, and only then stored: the
  * destination may be one of the parts. Weights are positive, so a non-finite input gives a
  * non-finite sum: one test of the sums finds what a test of every input would. The rare block that
- * has one (or overflowed) goes to dcp__merge_row_plain, the same arithmetic element by element. */
+ * has one (or overflowed) goes to dcp__merge_row_plain, the same arithmetic element by element.
+ *
+ * Two parts, the commonest number, have a loop of their own: rows from memory are as fast as
+ * prefetches are issued, and each instruction between two of them counts. */
 #define MERGE_BLOCK (MERGE_UNROLL * VF_LANES)
 #ifndef MERGE_STORE_WHOLE
 #define MERGE_STORE_WHOLE MERGE_STORE
@@ -29,12 +34,29 @@
 #define MERGE_STORE_BLOCK(x, p, at)                                                                \
     for (int u_ = 0; u_ < MERGE_UNROLL; u_++) MERGE_STORE_WHOLE(p, (at) + u_ * VF_LANES, (x)[u_])
 #endif
+/* The function's name and a tail: each inclusion has its own. */
+#define MERGE_PASTE_(a, b) a##b
+#define MERGE_PASTE(a, b) MERGE_PASTE_(a, b)
+#define MERGE_REST MERGE_PASTE(MERGE_FN, _rest)
+#define MERGE_ANY_BAD(sum) merge_any_bad(sum, MERGE_UNROLL)
 
-int64_t MERGE_FN(const void *const *parts, const float *w, int n_parts, int64_t dim, void *dst,
-                 bool zero_nonfinite, const void *const *ahead, int *first_part_out)
+#ifndef MERGE_ONCE
+#define MERGE_ONCE
+/* 0 times a finite number is 0, times anything else NaN: one test for the whole block. */
+static inline bool merge_any_bad(const vf *sum, int n)
+{
+    vf mark = vf_mul(sum[0], vf_set1(0.0f));
+    for (int u = 1; u < n; u++) mark = vf_fma(sum[u], vf_set1(0.0f), mark);
+    return vbad_any(vf_bad(mark));
+}
+#endif
+
+static __attribute__((noinline)) int64_t MERGE_REST(const void *const *parts, const float *w,
+                                                    int n_parts, int64_t d, int64_t dim, void *dst,
+                                                    bool zero_nonfinite, const void *const *ahead,
+                                                    int *first_part_out)
 {
     int64_t n_bad = 0;
-    int64_t d = 0;
     for (; d + MERGE_BLOCK <= dim; d += MERGE_BLOCK) {
         vf sum[MERGE_UNROLL];
         vf x[MERGE_UNROLL];
@@ -53,10 +75,7 @@ int64_t MERGE_FN(const void *const *parts, const float *w, int n_parts, int64_t 
                     __builtin_prefetch(line + b, 0, 3);
             }
         }
-        /* 0 times a finite number is 0, times anything else NaN: one test for the whole block. */
-        vf mark = vf_mul(sum[0], vf_set1(0.0f));
-        for (int u = 1; u < MERGE_UNROLL; u++) mark = vf_fma(sum[u], vf_set1(0.0f), mark);
-        if (__builtin_expect(vbad_any(vf_bad(mark)), 0)) {
+        if (__builtin_expect(MERGE_ANY_BAD(sum), 0)) {
             n_bad += dcp__merge_row_plain(MERGE_PART, MERGE_MERGED, parts, w, n_parts, d,
                                           d + MERGE_BLOCK, dst, zero_nonfinite, first_part_out);
             continue;
@@ -78,6 +97,53 @@ int64_t MERGE_FN(const void *const *parts, const float *w, int n_parts, int64_t 
     return n_bad;
 }
 
+int64_t MERGE_FN(const void *const *parts, const float *w, int n_parts, int64_t dim, void *dst,
+                 bool zero_nonfinite, const void *const *ahead, int *first_part_out)
+{
+    int64_t d = 0;
+    if (n_parts == 2) {
+        const vf w0 = vf_set1(w[0]);
+        const vf w1 = vf_set1(w[1]);
+        /* Without a row to come, this one again: a prefetch of what is there costs little. */
+        const void *const *next = ahead != NULL ? ahead : parts;
+        const char *next_0 = next[0];
+        const char *next_1 = next[1];
+        for (; d + MERGE_BLOCK <= dim; d += MERGE_BLOCK) {
+            for (int b = 0; b < MERGE_BLOCK * MERGE_PART_BYTES; b += 64) {
+                __builtin_prefetch(next_0 + d * MERGE_PART_BYTES + b, 0, 3);
+                __builtin_prefetch(next_1 + d * MERGE_PART_BYTES + b, 0, 3);
+            }
+            vf sum[MERGE_UNROLL];
+            vf x[MERGE_UNROLL];
+            MERGE_LOAD_BLOCK(x, parts[0], d);
+            for (int u = 0; u < MERGE_UNROLL; u++) sum[u] = vf_mul(w0, x[u]);
+            MERGE_LOAD_BLOCK(x, parts[1], d);
+            for (int u = 0; u < MERGE_UNROLL; u++) sum[u] = vf_fma(w1, x[u], sum[u]);
+#ifdef MERGE_PACK2
+            MERGE_PACKED out[MERGE_UNROLL / 2];
+            for (int u = 0; u < MERGE_UNROLL / 2; u++)
+                out[u] = MERGE_PACK2(sum[2 * u], sum[2 * u + 1]);
+            if (__builtin_expect(MERGE_PACKED_BAD(out), 0)) break;
+            for (int u = 0; u < MERGE_UNROLL / 2; u++)
+                MERGE_PACKED_STORE(dst, d + 2 * u * VF_LANES, out[u]);
+#else
+            if (__builtin_expect(MERGE_ANY_BAD(sum), 0)) break;
+            MERGE_STORE_BLOCK(sum, dst, d);
+#endif
+        }
+        if (d == dim) return 0;
+    }
+    return MERGE_REST(parts, w, n_parts, d, dim, dst, zero_nonfinite, ahead, first_part_out);
+}
+
+#undef MERGE_ANY_BAD
+#undef MERGE_PACK2
+#undef MERGE_PACKED
+#undef MERGE_PACKED_BAD
+#undef MERGE_PACKED_STORE
+#undef MERGE_REST
+#undef MERGE_PASTE
+#undef MERGE_PASTE_
 #undef MERGE_BLOCK
 #undef MERGE_LOAD_BLOCK
 #undef MERGE_STORE_BLOCK

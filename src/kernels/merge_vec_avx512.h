@@ -3,7 +3,7 @@
 #ifndef DCP_KERNELS_MERGE_VEC_AVX512_H
 #define DCP_KERNELS_MERGE_VEC_AVX512_H
 
-#if defined(__AVX512F__) && defined(__AVX512DQ__)
+#if defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512BW__)
 #include <immintrin.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -115,8 +115,9 @@ static inline void vf_load2_bf16(const void *p, int64_t i, vf *even, vf *odd)
 static inline __m512i vf_rounded_bf16(vf v) /* the upper halves are the result */
 {
     const __m512i u = _mm512_castps_si512(v);
-    const __m512i lsb = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-    return _mm512_add_epi32(u, _mm512_add_epi32(lsb, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 is_odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000));
+    const __m512i r = _mm512_add_epi32(u, _mm512_set1_epi32(0x7fff));
+    return _mm512_mask_add_epi32(r, is_odd, r, _mm512_set1_epi32(1));
 }
 static inline __m512i vf_joined_bf16(vf even, vf odd)
 {
@@ -124,6 +125,23 @@ static inline __m512i vf_joined_bf16(vf even, vf odd)
     const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
     /* (odd & upper) | low: bits of low outside its half are zero */
     return _mm512_ternarylogic_epi32(vf_rounded_bf16(odd), upper, low, 0xea); /* (a & b) | c */
+}
+/* Is any of 2 x 32 rounded sums not finite? Sums of widened bf16 only: rounding turns none of their
+ * NaN, which have empty lower halves, into numbers. */
+static inline bool vf_bad_packed_bf16(const __m512i *r)
+{
+    const __m512i top = _mm512_set1_epi16(0x7f80);
+    const __mmask32 bad = _mm512_cmpeq_epi16_mask(_mm512_and_si512(r[0], top), top) |
+                          _mm512_cmpeq_epi16_mask(_mm512_and_si512(r[1], top), top);
+    return bad != 0;
+}
+static inline void vf_store_packed_bf16(void *p, int64_t i, __m512i r)
+{
+    _mm512_storeu_si512((uint16_t *)p + i, r);
+}
+static inline void vf_stream_packed_bf16(void *p, int64_t i, __m512i r)
+{
+    _mm512_stream_si512((void *)((uint16_t *)p + i), r);
 }
 static inline void vf_store2_bf16(void *p, int64_t i, vf even, vf odd)
 {

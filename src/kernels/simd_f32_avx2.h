@@ -12,6 +12,8 @@
 
 /* Panels of 6 rows whose sums fit the registers beside VF_LANES others. */
 #define VF_FEW_PANELS 1
+/* Sums of values that fit beside a row and a weight. */
+#define VF_FEW_SUMS 12
 
 typedef __m256 vf;
 enum {
@@ -94,16 +96,23 @@ static inline vf vf_load_f16_n(const uint16_t *p, int64_t n)
     memcpy(part, p, (size_t)n * sizeof(*p));
     return vf_load_f16(part);
 }
-/* 2 * VF_LANES values of 16 bits, two a lane, for vf_transpose; n < 2 * VF_LANES of them. */
+/* 2 * VF_LANES values of 16 bits, two a lane. */
 static inline vf vf_load_pairs(const uint16_t *p)
 {
     return _mm256_castsi256_ps(_mm256_loadu_si256((const void *)p));
 }
-static inline vf vf_load_pairs_n(const uint16_t *p, int64_t n)
+/* Half a vector from each; n_bytes < VF_LANES * 2 of each, the rest 0. */
+static inline vf vf_load_halves(const void *low, const void *high)
 {
-    uint16_t part[2 * VF_LANES] = {0};
-    memcpy(part, p, (size_t)n * sizeof(*p));
-    return vf_load_pairs(part);
+    const __m256 a = _mm256_castps128_ps256(_mm_loadu_ps(low));
+    return _mm256_insertf128_ps(a, _mm_loadu_ps(high), 1);
+}
+static inline vf vf_load_halves_n(const void *low, const void *high, int64_t n_bytes)
+{
+    char part[VF_LANES * 4] = {0};
+    memcpy(part, low, (size_t)n_bytes);
+    memcpy(part + sizeof(part) / 2, high, (size_t)n_bytes);
+    return _mm256_loadu_ps((const float *)(const void *)part);
 }
 /* The first (low) and second (high) value of each lane as a float. */
 static inline vf vf_bf16_low(vf pairs)
@@ -131,32 +140,97 @@ static inline vf vf_f16_high(vf pairs)
     return vf_from_halves(_mm256_srli_epi32(_mm256_castps_si256(pairs), 16));
 }
 
-/* x[i] lane j <-> x[j] lane i; in doubling steps: 2x2, 4x4, 8x8. */
-static inline void vf_transpose(vf x[VF_LANES])
+/* Bytes, two int16 a lane, VF_LANES of each of two: of int8 themselves, of e4m3 a half float that is
+ * 2^-8 of the number. vf_i16_low and _high give 2^16 of the integer; n < VF_LANES, the rest 0. */
+static inline vf vf_load_halves_i8(const void *low, const void *high)
 {
-    vf y[VF_LANES];
-    VF_UNROLL for (int i = 0; i < 8; i += 2)
-    {
-        y[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
-        y[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
-    }
-    VF_UNROLL for (int i = 0; i < 8; i += 4)
-    {
-        VF_UNROLL for (int j = 0; j < 2; j++)
-        {
-            const __m256d a = _mm256_castps_pd(y[i + j]);
-            const __m256d b = _mm256_castps_pd(y[i + j + 2]);
-            x[i + 2 * j] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b));
-            x[i + 2 * j + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
-        }
-    }
-    VF_UNROLL for (int j = 0; j < 4; j++)
-    {
-        const vf a = x[j];
-        const vf b = x[4 + j];
-        x[j] = _mm256_permute2f128_ps(a, b, 0x20);
-        x[4 + j] = _mm256_permute2f128_ps(a, b, 0x31);
-    }
+    const __m128i a = _mm_cvtepi8_epi16(_mm_loadl_epi64(low));
+    const __m128i b = _mm_cvtepi8_epi16(_mm_loadl_epi64(high));
+    return _mm256_castsi256_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1));
+}
+static inline vf vf_load_halves_i8_n(const void *low, const void *high, int64_t n)
+{
+    uint8_t part[2][VF_LANES] = {{0}};
+    memcpy(part[0], low, (size_t)n);
+    memcpy(part[1], high, (size_t)n);
+    return vf_load_halves_i8(part[0], part[1]);
+}
+static inline vf vf_i16_low(vf pairs)
+{
+    return _mm256_cvtepi32_ps(_mm256_slli_epi32(_mm256_castps_si256(pairs), 16));
+}
+static inline vf vf_i16_high(vf pairs)
+{
+    const __m256i high = _mm256_set1_epi32((int)0xffff0000u);
+    return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_castps_si256(pairs), high));
+}
+/* e4m3, sign-extended, to half floats: exponent and mantissa move as they are, and the two biases
+ * differ by 8. NaN has to be put in by hand. */
+static inline __m256i vf_e4m3_halves(__m256i bytes)
+{
+    const __m256i half =
+        _mm256_and_si256(_mm256_slli_epi16(bytes, 7), _mm256_set1_epi16((short)0xbf80));
+    const __m256i size = _mm256_or_si256(half, _mm256_set1_epi16((short)0x8000));
+    const __m256i nan = _mm256_cmpeq_epi16(size, _mm256_set1_epi16((short)0xbf80));
+    return _mm256_or_si256(half, _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00)));
+}
+static inline vf vf_load_halves_e4m3(const void *low, const void *high)
+{
+    return _mm256_castsi256_ps(vf_e4m3_halves(_mm256_castps_si256(vf_load_halves_i8(low, high))));
+}
+static inline vf vf_load_halves_e4m3_n(const void *low, const void *high, int64_t n)
+{
+    const vf bytes = vf_load_halves_i8_n(low, high, n);
+    return _mm256_castsi256_ps(vf_e4m3_halves(_mm256_castps_si256(bytes)));
+}
+/* VF_LANES bytes as floats: int8; e4m3 as 2^-8 of the number. */
+static inline vf vf_load_i8(const void *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p)));
+}
+static inline vf vf_load_i8_n(const void *p, int64_t n)
+{
+    uint8_t part[VF_LANES] = {0};
+    memcpy(part, p, (size_t)n);
+    return vf_load_i8(part);
+}
+static inline vf vf_load_e4m3(const void *p)
+{
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadl_epi64(p));
+    return _mm256_cvtph_ps(_mm256_castsi256_si128(vf_e4m3_halves(wide)));
+}
+static inline vf vf_load_e4m3_n(const void *p, int64_t n)
+{
+    uint8_t part[VF_LANES] = {0};
+    memcpy(part, p, (size_t)n);
+    return vf_load_e4m3(part);
+}
+
+/* Transposition of half vectors: rows i and i + 4 are the halves of x[i]; after it x[j] holds
+ * element j of every row, in order. 4x4 within 128 bits. */
+static inline int vf_slot(int i)
+{
+    return i % 4;
+}
+static inline void vf_transpose_halves(vf x[VF_LANES / 2])
+{
+    const __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(x[0], x[1]));
+    const __m256d b = _mm256_castps_pd(_mm256_unpackhi_ps(x[0], x[1]));
+    const __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(x[2], x[3]));
+    const __m256d d = _mm256_castps_pd(_mm256_unpackhi_ps(x[2], x[3]));
+    x[0] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c));
+    x[1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
+    x[2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
+    x[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
+}
+
+/* x[0] = even, x[1] = odd elements of 2 * VF_LANES -> the elements in order. */
+static inline void vf_interleave(vf x[2])
+{
+    const vf a = _mm256_unpacklo_ps(x[0], x[1]); /* 0-3, 8-11 */
+    const vf b = _mm256_unpackhi_ps(x[0], x[1]);
+    x[0] = _mm256_permute2f128_ps(a, b, 0x20);
+    x[1] = _mm256_permute2f128_ps(a, b, 0x31);
 }
 
 /* x where first <= base + lane < end, -inf elsewhere. */

@@ -11,6 +11,8 @@
 
 /* Panels of 6 rows whose sums fit the registers beside VF_LANES others. */
 #define VF_FEW_PANELS 2
+/* Sums of values that fit beside a row and a weight. */
+#define VF_FEW_SUMS 24
 
 typedef __m512 vf;
 enum {
@@ -86,15 +88,23 @@ static inline vf vf_load_f16_n(const uint16_t *p, int64_t n)
 {
     return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1u), p));
 }
-/* 2 * VF_LANES values of 16 bits, two a lane, for vf_transpose; n < 2 * VF_LANES of them. */
+/* 2 * VF_LANES values of 16 bits, two a lane. */
 static inline vf vf_load_pairs(const uint16_t *p)
 {
     return _mm512_castsi512_ps(_mm512_loadu_si512(p));
 }
-static inline vf vf_load_pairs_n(const uint16_t *p, int64_t n)
+/* Half a vector from each; n_bytes < VF_LANES * 2 of each, the rest 0. */
+static inline vf vf_load_halves(const void *low, const void *high)
 {
-    const __mmask32 mask = (__mmask32)((1ull << n) - 1u);
-    return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(mask, p));
+    const __m512 a = _mm512_castps256_ps512(_mm256_loadu_ps(low));
+    return _mm512_insertf32x8(a, _mm256_loadu_ps(high), 1);
+}
+static inline vf vf_load_halves_n(const void *low, const void *high, int64_t n_bytes)
+{
+    const __mmask32 mask = (__mmask32)((1ull << n_bytes) - 1u);
+    const __m256i a = _mm256_maskz_loadu_epi8(mask, low);
+    const __m256i b = _mm256_maskz_loadu_epi8(mask, high);
+    return _mm512_castsi512_ps(_mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1));
 }
 /* The first (low) and second (high) value of each lane as a float. */
 static inline vf vf_bf16_low(vf pairs)
@@ -114,6 +124,80 @@ static inline vf vf_f16_high(vf pairs)
 {
     const __m512i high = _mm512_srli_epi32(_mm512_castps_si512(pairs), 16);
     return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(high));
+}
+
+/* Bytes, two int16 a lane, VF_LANES of each of two: of int8 themselves, of e4m3 a half float that is
+ * 2^-8 of the number. vf_i16_low and _high give 2^16 of the integer; n < VF_LANES, the rest 0. */
+static inline vf vf_join(__m256i low, __m256i high)
+{
+    return _mm512_castsi512_ps(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
+}
+static inline vf vf_load_halves_i8(const void *low, const void *high)
+{
+    return vf_join(_mm256_cvtepi8_epi16(_mm_loadu_si128(low)),
+                   _mm256_cvtepi8_epi16(_mm_loadu_si128(high)));
+}
+static inline vf vf_load_halves_i8_n(const void *low, const void *high, int64_t n)
+{
+    const __mmask16 mask = (__mmask16)((1u << n) - 1u);
+    return vf_join(_mm256_cvtepi8_epi16(_mm_maskz_loadu_epi8(mask, low)),
+                   _mm256_cvtepi8_epi16(_mm_maskz_loadu_epi8(mask, high)));
+}
+static inline vf vf_i16_low(vf pairs)
+{
+    return _mm512_cvtepi32_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16));
+}
+static inline vf vf_i16_high(vf pairs)
+{
+    const __m512i high = _mm512_set1_epi32((int)0xffff0000u);
+    return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_castps_si512(pairs), high));
+}
+/* e4m3, sign-extended, to half floats: exponent and mantissa move as they are, and the two biases
+ * differ by 8. NaN has to be put in by hand. */
+static inline vf vf_e4m3_pairs(vf bytes)
+{
+    const __m512i wide = _mm512_slli_epi16(_mm512_castps_si512(bytes), 7);
+    const __m512i half = _mm512_and_si512(wide, _mm512_set1_epi16((short)0xbf80));
+    const __m512i size = _mm512_or_si512(half, _mm512_set1_epi16((short)0x8000));
+    const __mmask32 nan = _mm512_cmpeq_epi16_mask(size, _mm512_set1_epi16((short)0xbf80));
+    return _mm512_castsi512_ps(_mm512_mask_mov_epi16(half, nan, _mm512_set1_epi16(0x7e00)));
+}
+static inline vf vf_load_halves_e4m3(const void *low, const void *high)
+{
+    return vf_e4m3_pairs(vf_load_halves_i8(low, high));
+}
+static inline vf vf_load_halves_e4m3_n(const void *low, const void *high, int64_t n)
+{
+    return vf_e4m3_pairs(vf_load_halves_i8_n(low, high, n));
+}
+/* VF_LANES bytes as floats: int8; e4m3 as 2^-8 of the number. */
+static inline vf vf_from_i8(__m128i bytes)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
+static inline vf vf_load_i8(const void *p)
+{
+    return vf_from_i8(_mm_loadu_si128(p));
+}
+static inline vf vf_load_i8_n(const void *p, int64_t n)
+{
+    return vf_from_i8(_mm_maskz_loadu_epi8((__mmask16)((1u << n) - 1u), p));
+}
+static inline vf vf_from_e4m3(__m128i bytes)
+{
+    const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+    const __m256i half = _mm256_and_si256(wide, _mm256_set1_epi16((short)0xbf80));
+    const __m256i size = _mm256_or_si256(half, _mm256_set1_epi16((short)0x8000));
+    const __mmask16 nan = _mm256_cmpeq_epi16_mask(size, _mm256_set1_epi16((short)0xbf80));
+    return _mm512_cvtph_ps(_mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7e00)));
+}
+static inline vf vf_load_e4m3(const void *p)
+{
+    return vf_from_e4m3(_mm_loadu_si128(p));
+}
+static inline vf vf_load_e4m3_n(const void *p, int64_t n)
+{
+    return vf_from_e4m3(_mm_maskz_loadu_epi8((__mmask16)((1u << n) - 1u), p));
 }
 
 /* x[i] lane j <-> x[j] lane i; in doubling steps: 2x2, 4x4, 8x8, 16x16. */
@@ -149,6 +233,44 @@ static inline void vf_transpose(vf x[VF_LANES])
         x[4 + j] = _mm512_shuffle_f32x4(y[4 + j], y[12 + j], 0x88);
         x[12 + j] = _mm512_shuffle_f32x4(y[4 + j], y[12 + j], 0xdd);
     }
+}
+
+/* Transposition of half vectors: row i of VF_LANES is half vf_half(i) of x[vf_slot(i)]; after it
+ * x[j] holds element j of every row, in order. 4x4 within 128 bits, then those. */
+static inline int vf_slot(int i)
+{
+    return i % 4 + i / 8 * 4;
+}
+static inline void vf_transpose_halves(vf x[VF_LANES / 2])
+{
+    vf y[VF_LANES / 2];
+    VF_UNROLL for (int i = 0; i < 8; i += 4)
+    {
+        const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(x[i], x[i + 1]));
+        const __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(x[i], x[i + 1]));
+        const __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(x[i + 2], x[i + 3]));
+        const __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(x[i + 2], x[i + 3]));
+        y[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+        y[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+        y[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+        y[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+    }
+    VF_UNROLL for (int j = 0; j < 4; j++)
+    {
+        x[j] = _mm512_shuffle_f32x4(y[j], y[4 + j], 0x88);
+        x[4 + j] = _mm512_shuffle_f32x4(y[j], y[4 + j], 0xdd);
+    }
+}
+
+/* x[0] = even, x[1] = odd elements of 2 * VF_LANES -> the elements in order. */
+static inline void vf_interleave(vf x[2])
+{
+    const vf a = _mm512_unpacklo_ps(x[0], x[1]); /* 0-3, 8-11, 16-19, 24-27 */
+    const vf b = _mm512_unpackhi_ps(x[0], x[1]);
+    const vf c = _mm512_shuffle_f32x4(a, b, 0x44); /* a0 a1 b0 b1 */
+    const vf d = _mm512_shuffle_f32x4(a, b, 0xee); /* a2 a3 b2 b3 */
+    x[0] = _mm512_shuffle_f32x4(c, c, 0xd8);
+    x[1] = _mm512_shuffle_f32x4(d, d, 0xd8);
 }
 
 /* x where first <= base + lane < end, -inf elsewhere. */

@@ -132,8 +132,8 @@ static size_t lay_out_small(struct dcp_merge *m, int n_ranks, char *base)
     TAKE(m->srcs, n * sizeof(*m->srcs));
     TAKE(m->staged, n * sizeof(*m->staged));
     TAKE(m->states, n * sizeof(*m->states));
-    TAKE(m->sends, n * sizeof(*m->sends));
-    TAKE(m->recvs, n * sizeof(*m->recvs));
+    TAKE(m->sends, 2 * n * sizeof(*m->sends));
+    TAKE(m->recvs, 2 * n * sizeof(*m->recvs));
     TAKE(m->record_sends, n * sizeof(*m->record_sends));
     TAKE(m->record_recvs, n * sizeof(*m->record_recvs));
     TAKE(m->host_of, n * sizeof(*m->host_of));

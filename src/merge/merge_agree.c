@@ -274,6 +274,7 @@ static dcp_status refuse_overlaps(const struct dcp_merge *m, const struct dcp__m
                                                all[w].u.at.merged_lse.token_stride,
                                                all[w].u.at.merged_lse.head_stride,
                                                0,
+                                               0,
                                                0};
             const struct dcp__merge_src src = {
                 address(all[r].u.at.out.offset), all[r].u.at.out.token_stride,

@@ -10,16 +10,19 @@
  *   time  | pack 0 | send 0 ~~~~~ | pack 1 | send 1 ~~~~~~~~~~~~ | pack 2 | ...
  *         |        |              |        | merge 0             |        | merge 1
  *
+ * Where a token's rows for a peer make a large message, a tile is one token and the payload is sent
+ * from where the caller has it: no copy, and the LSEs are a message of their own.
  * Cut tokens: a tile is a stretch of each rank's own tokens, all heads. Cut none: merged as by
  * heads; each tile's merged rows then go to all peers, while the tile after next is packed.
  *
- * Cost     sends (N-1)/N of a partial in its wire type, plus LSEs; N-1 messages a tile. Cut none
+ * Cost     sends (N-1)/N of a partial in its wire type, plus LSEs; N-1 or 2(N-1) messages a tile. Cut none
  *          sends (N-1)/N of the merged result on top.
  * Scratch  one send and two receive tiles; cut none one more of each; at most the workspace limit.
  * Order    ranks 0..N-1: the bits of direct, for any tile size, if the wire type is out's type.
  *          A token that does not fit alone (cut tokens, many ranks) is cut by heads, too.
  * Limits   none. Empty rows are neither read nor sent with content: their bytes of a message hold
  *          whatever was there, and the LSE says so. */
+#include <math.h>
 #include <string.h>
 
 #include "group/group_priv.h"
@@ -65,27 +68,80 @@ static void pack(const struct dcp_merge *m, const struct dcp__merge_run *run,
                     (float *)(void *)(to + payload_bytes(m, b)));
 }
 
+/* The payload of a block where the caller has it, if it can be sent from there: it lies in one
+ * stretch, holds no empty row (those are not read), and outlives a transport that lets go of
+ * nothing. cols: its LSEs, packed. */
+static const char *payload_in_place(const struct dcp_merge *m, const struct dcp__merge_run *run,
+                                    const struct dcp__merge_block *b, const float *cols)
+{
+    const struct dcp__merge_src *own = &run->own;
+    const int64_t width = b->h_end - b->h_begin;
+    const int64_t dim = m->desc.dim;
+    if (m->math.has_sum || (width > 1 && own->out_hs != dim) ||
+        (b->t_end - b->t_begin > 1 && own->out_ts != width * dim))
+        return NULL;
+    const int64_t n_rows = dcp__merge_block_rows(b);
+    int64_t n_used = 0;
+    for (int64_t i = 0; i < n_rows; i++) n_used += isfinite(cols[i]) != 0;
+    const char *at =
+        own->out + dcp__merge_offset(b->t_begin, b->h_begin, own->out_ts, own->out_hs) *
+                       (int64_t)m->shape.out_bytes;
+    return n_used == n_rows && dcp__group_may_lend(m->g, at, payload_bytes(m, b)) ? at : NULL;
+}
+
+/* A block to rank r, at n in m->sends; returns how many messages. at: room for it. */
+static int send_block(struct dcp_merge *m, const struct dcp__merge_run *run, int r,
+                      const struct dcp__merge_block *b, char *at, int n)
+{
+    const size_t payload = payload_bytes(m, b);
+    if (!dcp__merge_splits(&m->shape) || payload == 0) {
+        pack(m, run, b, at);
+        m->sends[n] = (struct dcp__xfer){r, at, block_bytes(m, b)};
+        return 1;
+    }
+    float *cols = (float *)(void *)(at + payload);
+    dcp__merge_pack(m, &run->own, b, m->desc.wire_type, NULL, cols);
+    const char *from = payload_in_place(m, run, b, cols);
+    if (from == NULL) {
+        pack(m, run, b, at);
+        from = at;
+    }
+    m->sends[n] = (struct dcp__xfer){r, (void *)(uintptr_t)from, payload};
+    m->sends[n + 1] = (struct dcp__xfer){r, cols, block_bytes(m, b) - payload};
+    return 2;
+}
+
 static dcp_status start_tile(struct dcp_merge *m, struct dcp__merge_run *run,
                              const struct buffers *buf, int64_t step)
 {
-    int n = 0;
+    int n_sends = 0;
+    int n_recvs = 0;
     size_t at = 0;
     char *recv = buf->recv[step & 1];
     const struct dcp__merge_block own =
         dcp__merge_block_step(&m->shape, run->n_tokens, m->rank, step);
+    const size_t own_bytes = block_bytes(m, &own);
+    const size_t own_first = dcp__merge_splits(&m->shape) && payload_bytes(m, &own) > 0
+                                 ? payload_bytes(m, &own)
+                                 : own_bytes;
     for (int r = 0; r < m->n_ranks; r++) {
+        char *to = recv + (r != m->rank || m->shape.is_narrow ? recv_offset(m, &own, r) : 0);
         if (r == m->rank) {
-            if (m->shape.is_narrow) pack(m, run, &own, recv + recv_offset(m, &own, r));
+            if (m->shape.is_narrow) pack(m, run, &own, to);
             continue;
         }
         const struct dcp__merge_block b = dcp__merge_block_step(&m->shape, run->n_tokens, r, step);
-        pack(m, run, &b, buf->send + at);
-        m->sends[n] = (struct dcp__xfer){r, buf->send + at, block_bytes(m, &b)};
-        m->recvs[n] = (struct dcp__xfer){r, recv + recv_offset(m, &own, r), block_bytes(m, &own)};
-        at += m->sends[n++].n_bytes;
+        n_sends += send_block(m, run, r, &b, buf->send + at, n_sends);
+        at += block_bytes(m, &b);
+        m->recvs[n_recvs++] = (struct dcp__xfer){r, to, own_first};
+        if (own_first < own_bytes)
+            m->recvs[n_recvs++] = (struct dcp__xfer){r, to + own_first, own_bytes - own_first};
     }
-    return dcp__merge_send(m, run, DCP__SLOT_TILES, n, n);
+    return dcp__merge_send(m, run, DCP__SLOT_TILES, n_sends, n_recvs);
 }
+
+/* Bytes of each part that are merged between two tests. */
+enum { BETWEEN_TESTS = 32 << 10 };
 
 /* Merge the received tile; MPI moves messages only inside calls, so it is asked now and then. */
 static dcp_status merge_tile(struct dcp_merge *m, struct dcp__merge_run *run,
@@ -106,9 +162,12 @@ static dcp_status merge_tile(struct dcp_merge *m, struct dcp__merge_run *run,
                                           ? dcp__merge_gather_dst(m, run, buf->gather_send)
                                           : dcp__merge_result(m, run);
     struct dcp__merge_block part = own;
+    const int64_t token_bytes =
+        (own.h_end - own.h_begin) * m->desc.dim * (int64_t)m->shape.wire_bytes;
+    const int64_t n_part = token_bytes < BETWEEN_TESTS ? BETWEEN_TESTS / token_bytes : 1;
     for (int64_t t = own.t_begin; t < own.t_end; t = part.t_end) {
         part.t_begin = t;
-        part.t_end = t + 8 < own.t_end ? t + 8 : own.t_end;
+        part.t_end = t + n_part < own.t_end ? t + n_part : own.t_end;
         dcp__merge_rows(&m->math, m->srcs, m->desc.wire_type, run->args.sink, &part, &dst, true,
                         &run->seen);
         bool is_done = false;

@@ -10,7 +10,7 @@
 
 static bool is_dtype(dcp_dtype t)
 {
-    return dcp_dtype_bytes(t) != 0;
+    return t == DCP_F32 || t == DCP_F16 || t == DCP_BF16;
 }
 
 static bool is_all_zero(const unsigned char *p, size_t n)
@@ -246,7 +246,8 @@ dcp_status dcp__merge_check_args(const struct dcp_merge *m, const dcp_merge_args
                                        a->merged_lse_token_stride,
                                        a->merged_lse_head_stride,
                                        b.t_begin,
-                                       b.h_begin};
+                                       b.h_begin,
+                                       0};
     const char *what = NULL;
     if (dcp__merge_overlaps(m, run_out, m->rank, &dst, &run_out->own, m->rank, &what))
         return dcp__fail(DCP_ERR_ARG,

@@ -3,10 +3,11 @@
  * memory, else alltoall. Where any order will do and memory is not shared, the time of the largest
  * call is estimated for alltoall, halving and (several hosts of several ranks) hierarchical:
  *
- *     alltoall       alpha + (messages of a tile - 1) gamma     per tile, + bytes * beta
- *     halving        levels * alpha                             per tile, + bytes * beta
- *     hierarchical   alpha + (M - 2) gamma                      per tile, + bytes * beta
+ *     alltoall       alpha + (messages of a tile - 1) gamma     per tile, + bytes * beta + local
+ *     halving        levels * alpha                             per tile, + bytes * beta + local
+ *     hierarchical   alpha + (M - 2) gamma                      per tile, + bytes * beta + local
  *
+ * local: what is copied, packed and joined, by bytes (touched_bytes).
  * alpha: one message each way; gamma: one message more in the same exchange; beta: a byte. They are
  * measured once per kind of group, number of ranks and of hosts (some milliseconds, inside create),
  * and kept in ~/.cache/dcp-attn/merge-speed (XDG_CACHE_HOME). Rank 0's numbers decide for all.
@@ -31,6 +32,9 @@ enum { BATCHES = 4, ROUNDS = 8, LARGE_BYTES = 256 << 10, LARGE_ROUNDS = 2, PATH_
 
 /* Of MPI over loopback, roughly; only ratios matter. */
 static const struct dcp__merge_speed fixed_speed = {4.0, 0.7, 0.0004, 1};
+/* No network takes so long for a message: ranks waited for CPUs (seen: 3 ms, 8 ranks that poll on 2
+ * cores). Such numbers decide nothing and are not kept. */
+static const double alpha_most_us = 200.0;
 
 const struct dcp__merge_algo *dcp__merge_find_algo(dcp_merge_algo id)
 {
@@ -201,53 +205,79 @@ dcp_status dcp__merge_look_around(struct dcp_merge *m, bool wants_speed)
     own.speed = m->speed;
     DCP_TRY(dcp__group_record(m->g, &own, sizeof(own), all));
     m->speed = all[0].speed;
-    if (m->rank == 0) write_speed(m);
+    if (m->speed.alpha_us > alpha_most_us)
+        m->speed = fixed_speed;
+    else if (m->rank == 0)
+        write_speed(m);
     return DCP_OK;
 }
 
 /* ---- choosing ---- */
 
-static double estimate(struct dcp_merge *m, dcp_merge_algo id, int64_t *bytes, int64_t *n_messages)
+/* Bytes that a rank copies, packs and merges beside what travels, in f32: alltoall packs what it
+ * sends, unless that goes from where it lies, and reads a partial's worth of rows; halving turns
+ * its whole partial into f32 rows first, and at each level joins what comes with what it keeps;
+ * hierarchical does the same with the rows of other hosts alone. */
+static double touched_bytes(const struct dcp__merge_shape *s, int64_t sent)
+{
+    const double partial = (double)s->max_tokens * (double)s->n_heads * (double)s->dim * 4.0;
+    if (s->algo == DCP_MERGE_ALLTOALL) return partial + (dcp__merge_splits(s) ? 0.0 : (double)sent);
+    return (s->algo == DCP_MERGE_HALVING ? 2.0 * partial : partial) + 2.0 * (double)sent;
+}
+
+/* 10 GB/s: a core that copies out of its own caches and its neighbour's. */
+static const double touch_us = 1e-4;
+
+static double estimate(const struct dcp__merge_pick *p, dcp_merge_algo id)
 {
     struct dcp__merge_shape s =
-        dcp__merge_shape_of(&m->desc, id, m->n_ranks, 0, m->one_space, m->host_of);
+        dcp__merge_shape_of(p->desc, id, p->n_ranks, 0, p->one_space, p->host_of);
     struct dcp__merge_sizes sizes;
-    dcp__merge_fit(&s, m->desc.workspace_limit_bytes, &sizes);
+    dcp__merge_fit(&s, p->desc->workspace_limit_bytes, &sizes);
     if (s.tile_heads == 0) return 1e30;
-    dcp__merge_traffic(&s, s.max_tokens, bytes, n_messages);
+    int64_t bytes = 0;
+    int64_t n_messages = 0;
+    dcp__merge_traffic(&s, s.max_tokens, &bytes, &n_messages);
     const int64_t n_steps = dcp__merge_n_steps(&s, s.max_tokens);
-    const struct dcp__merge_speed *v = &m->speed;
-    double us = (double)*bytes * v->byte_us;
+    const struct dcp__merge_speed *v = &p->speed;
+    double us = (double)bytes * v->byte_us + touched_bytes(&s, bytes) * touch_us;
     if (id == DCP_MERGE_HALVING)
-        us += (double)*n_messages * v->alpha_us;
+        us += (double)n_messages * v->alpha_us;
     else
         us += (double)n_steps * v->alpha_us +
-              (double)(*n_messages > n_steps ? *n_messages - n_steps : 0) * v->message_us;
+              (double)(n_messages > n_steps ? n_messages - n_steps : 0) * v->message_us;
     return us;
+}
+
+dcp_merge_algo dcp__merge_pick_any(const struct dcp__merge_pick *p, double us[3])
+{
+    static const dcp_merge_algo ids[] = {DCP_MERGE_ALLTOALL, DCP_MERGE_HALVING,
+                                         DCP_MERGE_HIERARCHICAL};
+    struct dcp__merge_shape s;
+    memset(&s, 0, sizeof(s));
+    s.n_ranks = p->n_ranks;
+    s.host_of = p->host_of;
+    const int n_hosts = dcp__n_hosts(&s);
+    int best = 0;
+    for (int i = 0; i < 3; i++) {
+        const bool exists =
+            ids[i] != DCP_MERGE_HIERARCHICAL || (n_hosts > 1 && n_hosts < p->n_ranks);
+        us[i] = exists ? estimate(p, ids[i]) : -1.0;
+        if (exists && us[i] < us[best]) best = i;
+    }
+    return ids[best];
 }
 
 static dcp_merge_algo choose_any(struct dcp_merge *m)
 {
-    const int n_hosts = dcp__n_hosts(&m->shape);
-    const dcp_merge_algo ids[] = {DCP_MERGE_ALLTOALL, DCP_MERGE_HALVING, DCP_MERGE_HIERARCHICAL};
-    dcp_merge_algo best = DCP_MERGE_ALLTOALL;
-    double least = 1e30;
-    double us[3] = {0, 0, 0};
-    const int n = n_hosts > 1 && n_hosts < m->n_ranks ? 3 : 2;
-    for (int i = 0; i < n; i++) {
-        int64_t bytes = 0;
-        int64_t n_messages = 0;
-        us[i] = estimate(m, ids[i], &bytes, &n_messages);
-        if (us[i] < least) {
-            least = us[i];
-            best = ids[i];
-        }
-    }
+    const struct dcp__merge_pick p = {&m->desc, m->n_ranks, m->host_of, m->one_space, m->speed};
+    double us[3];
+    const dcp_merge_algo best = dcp__merge_pick_any(&p, us);
     const int k = snprintf(m->why, sizeof(m->why),
                            "auto, any order: estimated for %lld tokens: alltoall %.0f us, halving "
                            "%.0f us",
                            (long long)m->desc.max_tokens, us[0], us[1]);
-    if (n == 3 && k > 0 && (size_t)k < sizeof(m->why))
+    if (us[2] >= 0 && k > 0 && (size_t)k < sizeof(m->why))
         (void)snprintf(m->why + k, sizeof(m->why) - (size_t)k, ", hierarchical %.0f us", us[2]);
     return best;
 }

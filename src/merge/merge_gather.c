@@ -13,10 +13,15 @@ struct dcp__merge_dst dcp__merge_gather_dst(const struct dcp_merge *m,
     const int64_t width = own.h_end - own.h_begin;
     const size_t payload =
         dcp__merge_payload_bytes(dcp__merge_block_rows(&own), m->desc.dim, m->shape.merged_bytes);
-    return (struct dcp__merge_dst){gather_send, width * m->desc.dim,
-                                   m->desc.dim, (float *)(void *)(gather_send + payload),
-                                   width,       1,
-                                   own.t_begin, own.h_begin};
+    return (struct dcp__merge_dst){gather_send,
+                                   width * m->desc.dim,
+                                   m->desc.dim,
+                                   (float *)(void *)(gather_send + payload),
+                                   width,
+                                   1,
+                                   own.t_begin,
+                                   own.h_begin,
+                                   0};
 }
 
 static void unpack(const struct dcp_merge *m, const struct dcp__merge_run *run,

@@ -180,6 +180,7 @@ static dcp_status run_local(struct local *l, int64_t most_parts, char *room)
                                      a->merged_lse_token_stride,
                                      a->merged_lse_head_stride,
                                      0,
+                                     0,
                                      0};
     l->seen.t = -1;
     struct dcp__merge_src whole;

@@ -43,6 +43,8 @@ struct dcp__merge_dst {
     float *lse;
     int64_t lse_ts, lse_hs;
     int64_t t0, h0;
+    int64_t
+        call_rows; /* of the whole call, where a block is part of it; 0: the block is the call */
 };
 
 /* What a rank saw while merging; the exit records add them up. */
@@ -147,7 +149,7 @@ struct dcp_merge {
     void *small;                                   /* one block: the small arrays */
     void *private_ws;                              /* of dcp__alloc: what the algorithm asked for */
     void *group_ws;                                /* of dcp_group_alloc */
-    struct dcp__xfer *sends, *recvs;               /* [n_ranks] */
+    struct dcp__xfer *sends, *recvs;               /* [2][n_ranks] */
     struct dcp__xfer *record_sends, *record_recvs; /* [n_ranks] */
 };
 
@@ -202,6 +204,16 @@ const struct dcp__merge_algo *dcp__merge_find_algo(dcp_merge_algo id);
 /* Collective: rank 0's numbers of the exchange; measured where all ranks want them and none are
  * stored. */
 dcp_status dcp__merge_look_around(struct dcp_merge *m, bool wants_speed);
+/* What the choice among alltoall, halving and hierarchical is made from, where any order will do;
+ * us: the estimate of each, -1 for one that the group has no use for. */
+struct dcp__merge_pick {
+    const dcp_merge_desc *desc; /* defaults resolved */
+    int n_ranks;
+    const int *host_of;
+    bool one_space;
+    struct dcp__merge_speed speed;
+};
+dcp_merge_algo dcp__merge_pick_any(const struct dcp__merge_pick *p, double us[3]);
 /* Local, the same answer on all ranks; why is kept for info. */
 dcp_status dcp__merge_choose(struct dcp_merge *m);
 

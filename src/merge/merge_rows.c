@@ -6,8 +6,9 @@
  *   1. the LSEs of all sources, widened; empty parts become -inf and are counted;
  *   2. weights and merged LSE of all these rows at once;
  *   3. the merged LSEs are written (the sources' LSEs of these rows have been read: in place
- * works);
- *   4. for each row, the parts of positive weight are summed by the row kernel. */
+ *      works);
+ *   4. for each row, the parts of positive weight are summed by the row kernel, while the rows
+ *      after it are fetched. */
 #include <math.h>
 #include <string.h>
 
@@ -63,7 +64,9 @@ void dcp__merge_load(const struct dcp__merge_src *src, int64_t t, int64_t h, int
         return;
     }
     const int64_t at = dcp__merge_offset(t, h, src->lse_ts, src->lse_hs);
-    if (src->lse_type == DCP_F32) {
+    if (src->lse_type == DCP_F32 && src->lse_hs == 1) {
+        memcpy(lse, src->lse + at * (int64_t)sizeof(float), (size_t)n * sizeof(float));
+    } else if (src->lse_type == DCP_F32) {
         const float *from = (const float *)(const void *)src->lse + at;
         for (int j = 0; j < n; j++) lse[j] = from[j * src->lse_hs];
     } else {
@@ -142,7 +145,8 @@ static dcp__merge_row_fn *row_kernel_of(const struct dcp__merge_math *math,
     dcp__merge_row_fn *streaming = math->kernels.merge_row_nt[part_type][math->merged_type];
     const int64_t elem = (int64_t)dcp_dtype_bytes(math->merged_type);
     const int64_t stride_bytes = (dst->out_ts | dst->out_hs | math->dim) * elem;
-    if (streaming == NULL || dcp__merge_block_rows(block) * math->dim * elem < nt_bytes ||
+    const int64_t n_rows = dst->call_rows > 0 ? dst->call_rows : dcp__merge_block_rows(block);
+    if (streaming == NULL || n_rows * math->dim * elem < nt_bytes ||
         (stride_bytes | (int64_t)((uintptr_t)dst->out & (DCP__MERGE_NT_ALIGN - 1))) %
                 DCP__MERGE_NT_ALIGN !=
             0)
@@ -159,82 +163,195 @@ static dcp__merge_row_fn *row_kernel_of(const struct dcp__merge_math *math,
     return streaming;
 }
 
+/* DCP__MERGE_ROWS heads of a token, or what is left of them. */
+struct group {
+    int64_t t, h0;
+    int n;
+};
+
+static struct group group_at(const struct dcp__merge_block *b, int64_t t, int64_t h0)
+{
+    const int64_t left = b->h_end - h0;
+    return (struct group){t, h0, left < DCP__MERGE_ROWS ? (int)left : (int)DCP__MERGE_ROWS};
+}
+
+static struct group group_after(const struct dcp__merge_block *b, const struct group *g)
+{
+    const bool is_last = g->h0 + g->n == b->h_end;
+    return group_at(b, is_last ? g->t + 1 : g->t, is_last ? b->h_begin : g->h0 + g->n);
+}
+
+/* Steps 1 to 3 of a group. weights: [n_parts][DCP__MERGE_ROWS]. */
+static void weigh_group(const struct dcp__merge_math *math, const struct dcp__merge_src *srcs,
+                        const float *sink, const struct group *g, const struct dcp__merge_dst *dst,
+                        float *weights, bool counts, struct dcp__merge_seen *seen)
+{
+    const struct dcp__merge_scratch *s = &math->scratch;
+    for (int r = 0; r < math->n_parts; r++)
+        dcp__merge_load(&srcs[r], g->t, g->h0, g->n, s->lse + (int64_t)r * DCP__MERGE_ROWS,
+                        math->has_sum ? s->sum + (int64_t)r * DCP__MERGE_ROWS : NULL, counts, seen);
+    float sinks[DCP__MERGE_ROWS];
+    float merged_lse[DCP__MERGE_ROWS];
+    if (sink != NULL) {
+        for (int j = 0; j < DCP__MERGE_ROWS; j++) sinks[j] = j < g->n ? sink[g->h0 + j] : -INFINITY;
+    }
+    dcp__merge_weights(math, s->lse, math->has_sum ? s->sum : NULL, math->n_parts,
+                       sink != NULL ? sinks : NULL, weights, merged_lse);
+    if (dst->lse == NULL) return;
+    float *to =
+        dst->lse + dcp__merge_offset(g->t - dst->t0, g->h0 - dst->h0, dst->lse_ts, dst->lse_hs);
+    for (int j = 0; j < g->n; j++) to[j * dst->lse_hs] = merged_lse[j];
+}
+
+/* Where a call is: what its rows are made of, and how far it looks ahead. */
+struct walk {
+    const struct dcp__merge_math *math;
+    const struct dcp__merge_src *srcs;
+    const struct dcp__merge_block *block;
+    const struct dcp__merge_dst *dst;
+    dcp__merge_row_fn *merge_row;
+    int64_t part_bytes, merged_bytes;
+    struct ahead ahead;
+    bool zeroes, counts;
+    struct dcp__merge_seen *seen;
+};
+
+static const char *place_of(const struct walk *k, int r, int64_t t, int64_t h)
+{
+    const struct dcp__merge_src *src = &k->srcs[r];
+    return src->out + dcp__merge_offset(t, h, src->out_ts, src->out_hs) * k->part_bytes;
+}
+
+static char *result_of(const struct walk *k, int64_t t, int64_t h)
+{
+    return k->dst->out +
+           dcp__merge_offset(t - k->dst->t0, h - k->dst->h0, k->dst->out_ts, k->dst->out_hs) *
+               k->merged_bytes;
+}
+
+/* True where the walk ahead enters another token. */
+static bool step_ahead(struct walk *k)
+{
+    if (++k->ahead.h < k->block->h_end) return false;
+    k->ahead.h = k->block->h_begin;
+    k->ahead.t++;
+    return true;
+}
+
+/* Only hints: addresses are made, nothing is read. */
+static void aim_ahead(const struct walk *k)
+{
+    for (int r = 0; r < k->math->n_parts; r++)
+        k->math->scratch.ahead[r] = place_of(k, r, k->ahead.t, k->ahead.h);
+}
+
+/* Rows of a group whose parts all count: pointers only advance. */
+static void merge_full_group(struct walk *k, const struct group *g, const float *weights)
+{
+    const struct dcp__merge_scratch *s = &k->math->scratch;
+    const int n_ranks = k->math->n_parts;
+    for (int r = 0; r < n_ranks; r++) s->parts[r] = place_of(k, r, g->t, g->h0);
+    aim_ahead(k);
+    char *to = result_of(k, g->t, g->h0);
+    for (int j = 0; j < g->n; j++) {
+        for (int r = 0; r < n_ranks; r++)
+            s->part_weights[r] = weights[(int64_t)r * DCP__MERGE_ROWS + j];
+        int first = n_ranks;
+        const int64_t n_bad =
+            k->merge_row(s->parts, s->part_weights, n_ranks, k->math->dim, to, k->zeroes,
+                         k->ahead.t < k->block->t_end ? s->ahead : NULL, &first);
+        if (n_bad != 0 && k->counts) dcp__merge_saw(k->seen, n_bad, g->t, g->h0 + j, first);
+        to += k->dst->out_hs * k->merged_bytes;
+        for (int r = 0; r < n_ranks; r++) {
+            const int64_t hop = k->srcs[r].out_hs * k->part_bytes;
+            s->parts[r] = (const char *)s->parts[r] + hop;
+            s->ahead[r] = (const char *)s->ahead[r] + hop;
+        }
+        if (step_ahead(k)) aim_ahead(k);
+    }
+}
+
+/* The same where some part of some row is empty. */
+static void merge_group(struct walk *k, const struct group *g, const float *weights)
+{
+    const struct dcp__merge_scratch *s = &k->math->scratch;
+    for (int j = 0; j < g->n; j++) {
+        const int64_t h = g->h0 + j;
+        int n_parts = 0;
+        for (int r = 0; r < k->math->n_parts; r++) {
+            const float w = weights[(int64_t)r * DCP__MERGE_ROWS + j];
+            if (!(w > 0.0f)) continue;
+            s->parts[n_parts] = place_of(k, r, g->t, h);
+            s->ahead[n_parts] = place_of(k, r, k->ahead.t, k->ahead.h);
+            s->part_weights[n_parts] = w;
+            s->part_rank[n_parts] = r;
+            n_parts++;
+        }
+        const bool looks_ahead = k->ahead.t < k->block->t_end;
+        (void)step_ahead(k);
+        char *to = result_of(k, g->t, h);
+        if (n_parts == 0) {
+            memset(to, 0, (size_t)(k->math->dim * k->merged_bytes));
+            continue;
+        }
+        int first = n_parts;
+        const int64_t n_bad = k->merge_row(s->parts, s->part_weights, n_parts, k->math->dim, to,
+                                           k->zeroes, looks_ahead ? s->ahead : NULL, &first);
+        if (n_bad != 0 && k->counts) dcp__merge_saw(k->seen, n_bad, g->t, h, s->part_rank[first]);
+    }
+}
+
+static bool is_full(const struct group *g, int n_parts, const float *weights)
+{
+    int n_used = 0;
+    for (int r = 0; r < n_parts; r++) {
+        for (int j = 0; j < g->n; j++) n_used += weights[(int64_t)r * DCP__MERGE_ROWS + j] > 0.0f;
+    }
+    return n_parts > 0 && n_used == n_parts * g->n;
+}
+
 void dcp__merge_rows(const struct dcp__merge_math *math, const struct dcp__merge_src *srcs,
                      dcp_dtype part_type, const float *sink, const struct dcp__merge_block *block,
                      const struct dcp__merge_dst *dst, bool counts, struct dcp__merge_seen *seen)
 {
     if (dcp__merge_block_rows(block) == 0) return;
-    const struct dcp__merge_scratch *s = &math->scratch;
-    dcp__merge_row_fn *merge_row = row_kernel_of(math, srcs, part_type, block, dst);
     const int64_t part_bytes = (int64_t)dcp_dtype_bytes(part_type);
-    const int64_t merged_bytes = (int64_t)dcp_dtype_bytes(math->merged_type);
     const int64_t n_ahead = rows_ahead(math->dim * part_bytes);
-    struct ahead ahead = ahead_of_start(block, n_ahead);
-    const bool zeroes = math->nonfinite == DCP_NONFINITE_ZERO;
-    const int n_ranks = math->n_parts;
-
-    prefetch_first(srcs, n_ranks, part_bytes, math->dim, block, n_ahead);
-    for (int64_t t = block->t_begin; t < block->t_end; t++) {
-        for (int64_t h0 = block->h_begin; h0 < block->h_end; h0 += DCP__MERGE_ROWS) {
-            const int n = block->h_end - h0 < DCP__MERGE_ROWS ? (int)(block->h_end - h0)
-                                                              : (int)DCP__MERGE_ROWS;
-            for (int r = 0; r < n_ranks; r++)
-                dcp__merge_load(&srcs[r], t, h0, n, s->lse + (int64_t)r * DCP__MERGE_ROWS,
-                                math->has_sum ? s->sum + (int64_t)r * DCP__MERGE_ROWS : NULL,
-                                counts, seen);
-            float sinks[DCP__MERGE_ROWS];
-            float merged_lse[DCP__MERGE_ROWS];
-            if (sink != NULL) {
-                for (int j = 0; j < DCP__MERGE_ROWS; j++)
-                    sinks[j] = j < n ? sink[h0 + j] : -INFINITY;
-            }
-            dcp__merge_weights(math, s->lse, math->has_sum ? s->sum : NULL, n_ranks,
-                               sink != NULL ? sinks : NULL, s->weights, merged_lse);
-            if (dst->lse != NULL) {
-                for (int j = 0; j < n; j++)
-                    dst->lse[dcp__merge_offset(t - dst->t0, h0 + j - dst->h0, dst->lse_ts,
-                                               dst->lse_hs)] = merged_lse[j];
-            }
-            for (int j = 0; j < n; j++) {
-                const int64_t h = h0 + j;
-                const struct ahead next = ahead;
-                const bool looks_ahead = next.t < block->t_end;
-                if (++ahead.h == block->h_end) {
-                    ahead.h = block->h_begin;
-                    ahead.t++;
-                }
-                int n_parts = 0;
-                for (int r = 0; r < n_ranks; r++) {
-                    const float w = s->weights[(int64_t)r * DCP__MERGE_ROWS + j];
-                    if (!(w > 0.0f)) continue;
-                    const struct dcp__merge_src *src = &srcs[r];
-                    const int64_t at = dcp__merge_offset(t, h, src->out_ts, src->out_hs);
-                    s->parts[n_parts] = src->out + at * part_bytes;
-                    if (looks_ahead) {
-                        /* Only a hint: an address is made, nothing is read. */
-                        const int64_t next_at =
-                            dcp__merge_offset(next.t, next.h, src->out_ts, src->out_hs);
-                        s->ahead[n_parts] = src->out + next_at * part_bytes;
-                    }
-                    s->part_weights[n_parts] = w;
-                    s->part_rank[n_parts] = r;
-                    n_parts++;
-                }
-                char *to = dst->out +
-                           dcp__merge_offset(t - dst->t0, h - dst->h0, dst->out_ts, dst->out_hs) *
-                               merged_bytes;
-                if (n_parts == 0) {
-                    memset(to, 0, (size_t)(math->dim * merged_bytes));
-                    continue;
-                }
-                int first = n_parts;
-                const int64_t n_bad = merge_row(s->parts, s->part_weights, n_parts, math->dim, to,
-                                                zeroes, looks_ahead ? s->ahead : NULL, &first);
-                if (n_bad != 0 && counts) dcp__merge_saw(seen, n_bad, t, h, s->part_rank[first]);
-            }
-        }
+    struct walk k = {math,
+                     srcs,
+                     block,
+                     dst,
+                     row_kernel_of(math, srcs, part_type, block, dst),
+                     part_bytes,
+                     (int64_t)dcp_dtype_bytes(math->merged_type),
+                     ahead_of_start(block, n_ahead),
+                     math->nonfinite == DCP_NONFINITE_ZERO,
+                     counts,
+                     seen};
+    prefetch_first(srcs, math->n_parts, part_bytes, math->dim, block, n_ahead);
+    for (struct group g = group_at(block, block->t_begin, block->h_begin); g.t < block->t_end;
+         g = group_after(block, &g)) {
+        float *weights = math->scratch.weights;
+        weigh_group(math, srcs, sink, &g, dst, weights, counts, seen);
+        if (is_full(&g, math->n_parts, weights))
+            merge_full_group(&k, &g, weights);
+        else
+            merge_group(&k, &g, weights);
     }
-    if (merge_row != math->kernels.merge_row[part_type][math->merged_type]) dcp__merge_fence();
+    if (k.merge_row != math->kernels.merge_row[part_type][math->merged_type]) dcp__merge_fence();
+}
+
+/* The LSEs of a token's heads; returns how many are finite. */
+static int64_t pack_lses(const struct dcp__merge_src *src, int64_t t,
+                         const struct dcp__merge_block *block, float *to)
+{
+    int64_t n_finite = 0;
+    for (int64_t h = block->h_begin; h < block->h_end; h++) {
+        const int64_t at = dcp__merge_offset(t, h, src->lse_ts, src->lse_hs);
+        to[h - block->h_begin] = widen(src->lse_type, src->lse, at);
+        n_finite += is_finite(to[h - block->h_begin]);
+    }
+    return n_finite;
 }
 
 void dcp__merge_pack(const struct dcp_merge *m, const struct dcp__merge_src *src,
@@ -248,9 +365,19 @@ void dcp__merge_pack(const struct dcp_merge *m, const struct dcp__merge_src *src
     const int64_t n_rows = dcp__merge_block_rows(block);
     dcp__merge_row_fn *convert = m->math.kernels.merge_row[out_type][type];
     const float one = 1.0f;
+    const int64_t width = block->h_end - block->h_begin;
+    const bool is_one_piece = payload != NULL && type == out_type && src->sum == NULL &&
+                              (src->out_hs == dim || width == 1);
     int64_t row = 0;
     for (int64_t t = block->t_begin; t < block->t_end; t++) {
         const bool is_empty = src->kv_len != NULL && src->kv_len[t] == 0;
+        if (is_one_piece && !is_empty && pack_lses(src, t, block, cols + row) == width) {
+            const int64_t at = dcp__merge_offset(t, block->h_begin, src->out_ts, src->out_hs);
+            memcpy(payload + row * dim * to_bytes, src->out + at * from_bytes,
+                   (size_t)(width * dim * to_bytes));
+            row += width;
+            continue;
+        }
         for (int64_t h = block->h_begin; h < block->h_end; h++, row++) {
             const int64_t at = dcp__merge_offset(t, h, src->lse_ts, src->lse_hs);
             const float lse = is_empty ? -INFINITY : widen(src->lse_type, src->lse, at);
@@ -307,5 +434,7 @@ struct dcp__merge_dst dcp__merge_result(const struct dcp_merge *m, const struct 
                                    a->merged_lse_token_stride,
                                    a->merged_lse_head_stride,
                                    is_whole ? 0 : own.t_begin,
-                                   is_whole ? 0 : own.h_begin};
+                                   is_whole ? 0 : own.h_begin,
+                                   is_whole ? run->n_tokens * m->desc.n_heads
+                                            : dcp__merge_block_rows(&own)};
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Element types: sizes, names, and half precision as bits. Both conversions are exact in the sense
- * of IEEE 754: denormals are kept, rounding is to nearest even, NaN keeps its leading payload bits
- * and becomes quiet. These are the bits that F16C gives. */
+/* Element types: sizes, names, half precision and e4m3 as bits. Both conversions of f16 are exact in
+ * the sense of IEEE 754: denormals are kept, rounding is to nearest even, NaN keeps its leading
+ * payload bits and becomes quiet. These are the bits that F16C gives. */
 #include "num/dtype_priv.h"
 
 #include "dcpattn/types.h"
@@ -14,6 +14,9 @@ size_t dcp_dtype_bytes(dcp_dtype t)
     case DCP_F16:
     case DCP_BF16:
         return 2;
+    case DCP_I8:
+    case DCP_FP8_E4M3:
+        return 1;
     case DCP_DTYPE_DEFAULT:
         break;
     }
@@ -29,6 +32,10 @@ const char *dcp_dtype_name(dcp_dtype t)
         return "f16";
     case DCP_BF16:
         return "bf16";
+    case DCP_I8:
+        return "int8";
+    case DCP_FP8_E4M3:
+        return "fp8";
     case DCP_DTYPE_DEFAULT:
         break;
     }
@@ -72,4 +79,15 @@ uint16_t dcp__f32_to_f16(float x)
     const uint32_t half = 1u << (shift - 1u);
     return (uint16_t)(sign |
                       (kept + (rest > half || (rest == half && (kept & 1u) != 0) ? 1u : 0u)));
+}
+
+/* e4m3: sign, 4 bits of exponent (bias 7), 3 of mantissa; all ones is NaN, the rest of the top
+ * exponent are numbers up to 448. */
+float dcp__e4m3_to_f32(uint8_t code)
+{
+    const uint32_t sign = (uint32_t)(code & 0x80u) << 24;
+    const uint32_t magnitude = code & 0x7fu;
+    if (magnitude == 0x7fu) return dcp__f32_from_bits(sign | 0x7fc00000u);
+    if (magnitude >= 8u) return dcp__f32_from_bits(sign | ((magnitude << 20) + (120u << 23)));
+    return dcp__f32_from_bits(sign | dcp__f32_bits((float)magnitude * 0x1p-9f));
 }

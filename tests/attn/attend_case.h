@@ -21,6 +21,7 @@
 
 #include "base/alloc_priv.h"
 #include "base/pool_priv.h"
+#include "cache/cache_priv.h"
 #include "dcpattn/attend.h"
 #include "num/dtype_priv.h"
 
@@ -39,6 +40,10 @@ struct call {
     int64_t max_tokens, q_pad, out_pad;
     int64_t n_seqs, length[MAX_SEQS], n_rows[MAX_SEQS], window[MAX_SEQS];
     int lends_pool, no_rows_ever;
+    int tp; /* head groups; 0 = 1 */
+    int64_t project_dim;
+    dcp_dtype project_type;
+    int ranks_per_host; /* > 0: simulated hosts: messages between them */
     /* faults of one rank */
     int odd_rank;
     const char *odd;
@@ -58,9 +63,11 @@ struct answer {
 static struct {
     float *k[MAX_SEQS], *v[MAX_SEQS]; /* [L, Hkv, dim], rounded to the cache's type */
     float *q, *sink;                  /* [T, H, Dk], [H] */
+    float *project;                   /* [H, D, P], rounded to its type */
+    uint16_t *project_bf16;
     int64_t *pos;
     int64_t n_total;
-    float *out, *lse; /* shared: [T, H, D], [T, H] */
+    float *out, *lse; /* shared: [T, H, D or P], [T, H] */
     struct answer *answer;
 } world;
 
@@ -69,6 +76,12 @@ static int64_t sum_rows(const struct call *c)
     int64_t n = 0;
     for (int64_t s = 0; s < c->n_seqs; s++) n += c->n_rows[s];
     return n;
+}
+
+/* Values of a row of the result. */
+static int64_t out_width(const struct call *c)
+{
+    return c->project_dim > 0 ? c->project_dim : c->dv;
 }
 
 static void *share(size_t bytes)
@@ -85,9 +98,19 @@ static float draw(unsigned *seed)
 
 static float round_to(float x, dcp_dtype t)
 {
-    if (t == DCP_F32) return x;
+    if (t != DCP_F16 && t != DCP_BF16) return x;
     return t == DCP_F16 ? dcp__f16_to_f32(dcp__f32_to_f16(x))
                         : dcp__bf16_to_f32(dcp__f32_to_bf16(x));
+}
+
+/* A head's row as an int8 or fp8 cache holds it. */
+static void round_row(float *row, int64_t n, dcp_dtype t)
+{
+    uint8_t codes[4096];
+    if (t != DCP_I8 && t != DCP_FP8_E4M3) return;
+    const float scale = dcp__kv_quantise(t, row, codes, n);
+    for (int64_t i = 0; i < n; i++)
+        row[i] = scale * (t == DCP_I8 ? (float)(int8_t)codes[i] : dcp__e4m3_to_f32(codes[i]));
 }
 
 static void fill_world(const struct call *c, unsigned seed)
@@ -106,6 +129,10 @@ static void fill_world(const struct call *c, unsigned seed)
                 world.k[s][p * c->n_kv_heads * c->dk + i] = round_to(loud * draw(&seed), c->dtype);
             for (int64_t i = 0; i < c->n_kv_heads * c->dv; i++)
                 world.v[s][p * c->n_kv_heads * c->dv + i] = round_to(3.0f * draw(&seed), c->dtype);
+            for (int64_t g = 0; g < c->n_kv_heads; g++) {
+                round_row(world.k[s] + (p * c->n_kv_heads + g) * c->dk, c->dk, c->dtype);
+                round_row(world.v[s] + (p * c->n_kv_heads + g) * c->dv, c->dv, c->dtype);
+            }
         }
     }
     world.q = malloc((size_t)(n * c->n_heads * c->dk + 1) * sizeof(float));
@@ -113,6 +140,14 @@ static void fill_world(const struct call *c, unsigned seed)
     world.sink = malloc((size_t)c->n_heads * sizeof(float));
     for (int64_t h = 0; h < c->n_heads; h++)
         world.sink[h] = h == 1 ? -INFINITY : 3.0f * draw(&seed);
+    const int64_t n_map = c->n_heads * c->dv * c->project_dim;
+    world.project = malloc((size_t)(n_map + 1) * sizeof(float));
+    world.project_bf16 = malloc((size_t)(n_map + 1) * sizeof(uint16_t));
+    for (int64_t i = 0; i < n_map; i++) {
+        world.project_bf16[i] = dcp__f32_to_bf16(draw(&seed));
+        world.project[i] =
+            c->project_type == DCP_BF16 ? dcp__bf16_to_f32(world.project_bf16[i]) : draw(&seed);
+    }
     world.pos = malloc((size_t)(n + 1) * sizeof(int64_t));
     int64_t row = 0;
     for (int64_t s = 0; s < c->n_seqs; s++) {
@@ -121,7 +156,7 @@ static void fill_world(const struct call *c, unsigned seed)
             if (c->has_pos) world.pos[row] = (int64_t)(rand_r(&seed) % (int)(c->length[s] + 8)) - 3;
         }
     }
-    world.out = share((size_t)(n * c->n_heads * c->dv) * sizeof(float));
+    world.out = share((size_t)(n * c->n_heads * out_width(c)) * sizeof(float));
     world.lse = share((size_t)(n * c->n_heads) * sizeof(float));
     world.answer = share(sizeof(*world.answer));
 }
@@ -135,21 +170,26 @@ static void drop_world(const struct call *c)
     free(world.q);
     free(world.sink);
     free(world.pos);
-    munmap(world.out, (size_t)(world.n_total * c->n_heads * c->dv) * sizeof(float) + 1);
+    free(world.project);
+    free(world.project_bf16);
+    munmap(world.out, (size_t)(world.n_total * c->n_heads * out_width(c)) * sizeof(float) + 1);
     munmap(world.lse, (size_t)(world.n_total * c->n_heads) * sizeof(float) + 1);
     munmap(world.answer, sizeof(*world.answer) + 1);
 }
 
 /* ---- one rank ------------------------------------------------------------------------------- */
 
-static dcp_status fill_cache(const struct call *c, int rank, dcp_cache **cache_out)
+static dcp_status fill_cache(const struct call *c, int rank_of_all, dcp_cache **cache_out)
 {
     dcp_cache_desc d = DCP_CACHE_DESC_INIT;
-    d.n_ranks = c->n_ranks;
+    const int tp = c->tp > 0 ? c->tp : 1;
+    const int n_ranks = c->n_ranks / tp, rank = rank_of_all % n_ranks;
+    const int64_t own_kv = c->n_kv_heads / tp, kv0 = rank_of_all / n_ranks * own_kv;
+    d.n_ranks = n_ranks;
     d.rank = rank;
     d.interleave = c->interleave;
     d.n_layers = 2;
-    d.n_kv_heads = c->n_kv_heads;
+    d.n_kv_heads = own_kv;
     d.key_dim = c->dk;
     d.value_dim = c->dv;
     d.latent = c->latent;
@@ -168,10 +208,10 @@ static dcp_status fill_cache(const struct call *c, int rank, dcp_cache **cache_o
             const int64_t end = step == 0 ? c->length[s] / 3 : c->length[s];
             DCP_TRY(dcp_cache_extend(*cache_out, s, end - begin));
             for (int64_t p = begin; p < end; p++) {
-                if (dcp_pos_owner(p, c->n_ranks, c->interleave) != rank) continue;
-                DCP_TRY(dcp_cache_store(*cache_out, s, 1,
-                                        dcp_pos_local(p, c->n_ranks, c->interleave), 1,
-                                        world.k[s] + p * kw, 0, world.v[s] + p * vw, 0));
+                if (dcp_pos_owner(p, n_ranks, c->interleave) != rank) continue;
+                DCP_TRY(dcp_cache_store(*cache_out, s, 1, dcp_pos_local(p, n_ranks, c->interleave),
+                                        1, world.k[s] + p * kw + kv0 * c->dk, kw,
+                                        world.v[s] + p * vw + kv0 * c->dv, vw));
             }
         }
     }
@@ -202,6 +242,9 @@ static dcp_status rank_body(const struct call *c, dcp_group *g)
     d.algo = c->algo;
     d.has_sink = c->has_sink;
     d.workspace_limit_bytes = c->limit;
+    d.tp = c->tp;
+    d.project_dim = c->project_dim;
+    d.project_type = c->project_type;
     struct dcp_pool *pool = NULL;
     if (c->lends_pool) {
         DCP_TRY(dcp_pool_create(c->n_threads, 1, &pool));
@@ -226,9 +269,10 @@ static dcp_status rank_body(const struct call *c, dcp_group *g)
     dcp_attend_get_info(a, &ans->info[r]);
     ans->stats[r] = (dcp_attend_stats)DCP_ATTEND_STATS_INIT;
 
-    const dcp_range heads = dcp_cut_range(c->n_heads, c->n_ranks, r);
-    const int64_t own = heads.end - heads.begin, n = world.n_total;
-    const int64_t qs = own * c->dk + c->q_pad, os = own * c->dv + c->out_pad, ls = own + c->q_pad;
+    const dcp_range heads = dcp_attend_heads(&d, c->n_ranks, r);
+    const dcp_range kv_heads = dcp_attend_kv_heads(&d, c->n_ranks, r);
+    const int64_t own = heads.end - heads.begin, n = world.n_total, width = out_width(c);
+    const int64_t qs = own * c->dk + c->q_pad, os = own * width + c->out_pad, ls = own + c->q_pad;
     float *q = malloc((size_t)(n * qs + 1) * sizeof(float));
     float *out = malloc((size_t)(n * os + 1) * sizeof(float));
     float *lse = malloc((size_t)(n * ls + 1) * sizeof(float));
@@ -237,15 +281,18 @@ static dcp_status rank_body(const struct call *c, dcp_group *g)
                (size_t)(own * c->dk) * sizeof(float));
     }
     dcp_kv_view views[MAX_SEQS];
+    dcp_kv_scales scales[MAX_SEQS];
     dcp_attend_seq seqs[MAX_SEQS];
     for (int64_t s = 0; s < c->n_seqs; s++) {
         st = dcp_cache_view(cache, s, 1, &views[s]);
+        if (st == DCP_OK) st = dcp_cache_scales(cache, s, 1, &scales[s]);
         const dcp_attend_seq seq = {&views[s], c->length[s], c->n_rows[s], c->window[s]};
         seqs[s] = seq;
     }
     dcp_attend_args args = DCP_ATTEND_ARGS_INIT;
     args.seqs = seqs;
     args.n_seqs = c->n_seqs;
+    args.scales = scales;
     args.q_pos = c->has_pos ? world.pos : NULL;
     args.q = q;
     args.q_token_stride = c->q_pad ? qs : 0;
@@ -254,6 +301,10 @@ static dcp_status rank_body(const struct call *c, dcp_group *g)
     args.out_token_stride = c->out_pad ? os : 0;
     args.lse = c->no_lse ? NULL : lse;
     args.lse_token_stride = c->q_pad ? ls : 0;
+    const int64_t map0 = kv_heads.begin * (c->n_heads / c->n_kv_heads) * c->dv * c->project_dim;
+    if (c->project_dim > 0)
+        args.project = c->project_type == DCP_BF16 ? (const void *)(world.project_bf16 + map0)
+                                                   : (const void *)(world.project + map0);
     dcp_attend_args odd = args;
     int64_t *other_pos = malloc((size_t)(n + 1) * sizeof(int64_t));
     memcpy(other_pos, world.pos, (size_t)n * sizeof(int64_t));
@@ -269,6 +320,14 @@ static dcp_status rank_body(const struct call *c, dcp_group *g)
         }
         if (strcmp(c->odd, "T 0") == 0) odd.n_seqs = 0;
         const dcp_kv_view *v = &views[0];
+        if (strcmp(c->odd, "no scales") == 0) odd.scales = NULL;
+        if (strcmp(c->odd, "scale type") == 0) scales[0].dtype = DCP_I8;
+        if (strcmp(c->odd, "scale stride") == 0) scales[0].v_slot_stride = -1;
+        if (strcmp(c->odd, "scale place") == 0) scales[0].k_page_stride_bytes++;
+        if (strcmp(c->odd, "no v scales") == 0) scales[0].v_base = NULL;
+        if (strcmp(c->odd, "lse in scales") == 0)
+            odd.lse = (float *)(uintptr_t)((const char *)scales[0].v_base +
+                                           v->pages[0] * scales[0].v_page_stride_bytes);
         if (strcmp(c->odd, "out in q") == 0) odd.out = q + 1;
         if (strcmp(c->odd, "lse in q") == 0) odd.lse = q + n * qs - 1;
         if (strcmp(c->odd, "lse in out") == 0) odd.lse = out + 5;
@@ -296,17 +355,18 @@ static dcp_status rank_body(const struct call *c, dcp_group *g)
         snprintf(ans->text[r], sizeof(ans->text[r]), "%s", dcp_last_error());
         for (int64_t s = 0; s < c->n_seqs; s++) {
             (void)dcp_cache_view(cache, s, 1, &views[s]);
+            (void)dcp_cache_scales(cache, s, 1, &scales[s]);
             const dcp_attend_seq seq = {&views[s], c->length[s], c->n_rows[s], c->window[s]};
             seqs[s] = seq;
         }
         ans->again[r] = (int)dcp_attend_run(a, &args, NULL);
     }
     for (int64_t t = 0; t < n; t++) {
-        memcpy(world.out + (t * c->n_heads + heads.begin) * c->dv, out + t * os,
-               (size_t)(own * c->dv) * sizeof(float));
+        memcpy(world.out + (t * c->n_heads + heads.begin) * width, out + t * os,
+               (size_t)(own * width) * sizeof(float));
         memcpy(world.lse + t * c->n_heads + heads.begin, lse + t * ls, (size_t)own * sizeof(float));
         for (int64_t i = 0; i < c->out_pad && st == DCP_OK; i++)
-            if (!isnan(out[t * os + own * c->dv + i])) st = DCP_ERR_SYS; /* wrote beside its row */
+            if (!isnan(out[t * os + own * width + i])) st = DCP_ERR_SYS; /* wrote beside its row */
     }
     free(q);
     free(out);
@@ -345,10 +405,12 @@ static void run_threads(const struct call *c)
     dcp_group *groups[MAX_RANKS];
     pthread_t threads[MAX_RANKS];
     struct thread_arg args[MAX_RANKS];
+    dcp_group_opts opts = DCP_GROUP_OPTS_INIT;
+    opts.ranks_per_host = c->ranks_per_host;
     if (c->n_ranks == 1)
         assert_int_equal(dcp_group_create_self(NULL, &groups[0]), DCP_OK);
     else
-        assert_int_equal(dcp_group_create_threads(c->n_ranks, NULL, groups), DCP_OK);
+        assert_int_equal(dcp_group_create_threads(c->n_ranks, &opts, groups), DCP_OK);
     for (int r = 0; r < c->n_ranks; r++) {
         args[r].c = c;
         args[r].g = groups[r];
@@ -361,7 +423,9 @@ static void run_shm(const struct call *c)
 {
     dcp_shm *shm = NULL;
     pid_t pids[MAX_RANKS];
-    assert_int_equal(dcp_shm_prepare(c->n_ranks, NULL, &shm), DCP_OK);
+    dcp_group_opts opts = DCP_GROUP_OPTS_INIT;
+    opts.ranks_per_host = c->ranks_per_host;
+    assert_int_equal(dcp_shm_prepare(c->n_ranks, &opts, &shm), DCP_OK);
     fflush(stdout);
     for (int r = 0; r < c->n_ranks; r++) {
         pids[r] = fork();

@@ -1,108 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dcp_attend: sharded = unsharded = the double oracle, whatever the group, the tile and the
  * threads; and bits that depend on neither of the last three. */
-#include "attn/attend_case.h"
-#include "ref/ref_attend.h"
-
-/* ---- checks --------------------------------------------------------------------------------- */
-
-static void print_call(const struct call *c)
-{
-    print_message("N %d I %lld H %lld/%lld dk %lld dv %lld latent %u causal %u sink %u pos %u cap "
-                  "%g scale %g dtype %s algo %d limit %zu threads %d comm %d\n",
-                  c->n_ranks, (long long)c->interleave, (long long)c->n_heads,
-                  (long long)c->n_kv_heads, (long long)c->dk, (long long)c->dv, c->latent,
-                  c->causal, c->has_sink, c->has_pos, (double)c->softcap, (double)c->scale,
-                  dcp_dtype_name(c->dtype), (int)c->algo, c->limit, c->n_threads, (int)c->comm);
-    for (int64_t s = 0; s < c->n_seqs; s++) {
-        print_message("  seq %lld: length %lld rows %lld window %lld\n", (long long)s,
-                      (long long)c->length[s], (long long)c->n_rows[s], (long long)c->window[s]);
-    }
-}
-
-static void expect_ok(const struct call *c)
-{
-    for (int r = 0; r < c->n_ranks; r++) {
-        if (world.answer->status[r] == DCP_OK && world.answer->allocs[r] == 0) continue;
-        print_call(c);
-        fail_msg("rank %d: status %d, %zu allocations in run: %s", r, world.answer->status[r],
-                 world.answer->allocs[r], world.answer->text[r]);
-    }
-    const size_t limit = c->limit != 0 ? c->limit : (size_t)64 << 20;
-    size_t taken = 0;
-    for (int r = 0; r < c->n_ranks; r++) {
-        assert_true(world.answer->info[r].workspace_bytes <= limit);
-        taken += world.answer->info[r].workspace_bytes;
-    }
-    /* Exact: what ranks of one process say that they took is what the allocator counted, but for
-     * the group's list entry of each allocation of group memory (one, or two with the merge's). */
-    if (c->comm == COMM_THREADS) {
-        const size_t over = world.answer->held_after - world.answer->held_before - taken;
-        const size_t entries = (size_t)c->n_ranks * GROUP_ENTRY_BYTES;
-        assert_true(over == entries || over == 2 * entries);
-    }
-}
-
-static void expect_oracle(const struct call *c)
-{
-    double *want = malloc((size_t)c->dv * sizeof(double));
-    int64_t row = 0;
-    for (int64_t s = 0; s < c->n_seqs; s++) {
-        const struct ref_attend ref = {
-            .n_heads = c->n_heads,
-            .n_kv_heads = c->n_kv_heads,
-            .dk = c->dk,
-            .dv = c->dv,
-            .length = c->length[s],
-            .window = c->window[s],
-            .causal = (int)c->causal,
-            .scale = c->scale != 0.0f ? (double)c->scale : 1.0 / sqrt((double)c->dk),
-            .softcap = (double)c->softcap,
-            .k = world.k[s],
-            .v = c->latent ? world.k[s] : world.v[s],
-            .v_stride = c->latent ? c->dk : c->dv,
-            .sink = c->has_sink ? world.sink : NULL,
-        };
-        for (int64_t i = 0; i < c->n_rows[s]; i++, row++) {
-            for (int64_t h = 0; h < c->n_heads; h++) {
-                double lse, bound;
-                ref_attend_row(&ref, world.q + (row * c->n_heads + h) * c->dk, h, world.pos[row],
-                               want, &lse, &bound);
-                const float got_lse = world.lse[row * c->n_heads + h];
-                int ok = c->no_lse || (isinf(lse) ? (double)got_lse == lse
-                                                  : fabs((double)got_lse - lse) <= bound);
-                int64_t at = -1;
-                for (int64_t d = 0; d < c->dv && ok; d++) {
-                    const float got = world.out[(row * c->n_heads + h) * c->dv + d];
-                    const double most = c->latent ? 12.0 : 3.0;
-                    ok = isinf(lse) ? got == 0.0f : fabs((double)got - want[d]) <= bound * most;
-                    at = d;
-                }
-                if (ok) continue;
-                print_call(c);
-                fail_msg("row %lld head %lld pos %lld dim %lld: out %.9g want %.9g, lse %.9g want "
-                         "%.9g, bound %.3g",
-                         (long long)row, (long long)h, (long long)world.pos[row], (long long)at,
-                         at < 0 ? 0.0 : (double)world.out[(row * c->n_heads + h) * c->dv + at],
-                         at < 0 ? 0.0 : want[at], (double)got_lse, lse, bound);
-            }
-        }
-    }
-    free(want);
-}
-
-/* The same call under other limits, threads and groups: the same bits. */
-static void expect_same_bits(const struct call *c, const char *what, const float *out,
-                             const float *lse)
-{
-    const size_t n_out = (size_t)(world.n_total * c->n_heads * c->dv) * sizeof(float);
-    const size_t n_lse = (size_t)(world.n_total * c->n_heads) * sizeof(float);
-    expect_ok(c);
-    if (memcmp(out, world.out, n_out) == 0 && (c->no_lse || memcmp(lse, world.lse, n_lse) == 0))
-        return;
-    print_call(c);
-    fail_msg("bits changed with %s", what);
-}
+#include "attn/attend_oracle.h"
 
 static void check_call(const struct call *first, unsigned seed, int with_shm)
 {
@@ -111,7 +10,7 @@ static void check_call(const struct call *first, unsigned seed, int with_shm)
     run_group(&c);
     expect_ok(&c);
     expect_oracle(&c);
-    const size_t n_out = (size_t)(world.n_total * c.n_heads * c.dv) * sizeof(float);
+    const size_t n_out = (size_t)(world.n_total * c.n_heads * out_width(&c)) * sizeof(float);
     const size_t n_lse = (size_t)(world.n_total * c.n_heads) * sizeof(float);
     float *out = malloc(n_out + 1), *lse = malloc(n_lse + 1);
     memcpy(out, world.out, n_out);
@@ -156,23 +55,6 @@ static void check_call(const struct call *first, unsigned seed, int with_shm)
     free(out);
     free(lse);
     drop_world(&c);
-}
-
-static struct call base_call(void)
-{
-    const struct call c = {.n_ranks = 1,
-                           .n_threads = 1,
-                           .interleave = 1,
-                           .n_heads = 4,
-                           .n_kv_heads = 2,
-                           .dk = 16,
-                           .dv = 16,
-                           .causal = 1,
-                           .dtype = DCP_BF16,
-                           .n_seqs = 1,
-                           .length = {40},
-                           .n_rows = {3}};
-    return c;
 }
 
 static const int rank_counts[] = {1, 2, 3, 4, 5, 8};

@@ -4,10 +4,13 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 
 #include <cmocka.h>
 
@@ -19,14 +22,37 @@
 static float stamp_at(int stamp, int64_t layer, int64_t pos, int64_t g, int64_t d, int is_v)
 {
     const int64_t x = (pos * 37 + layer * 11 + g * 5 + d * 3 + is_v * 7 + stamp * 13) % 251;
-    return (float)(x - 125) / 8.0f; /* exact in every type */
+    return (float)(x - 125) / 8.0f; /* exact in every type without scales */
 }
 
 static float load_elem(const void *base, int64_t i, dcp_dtype t)
 {
     if (t == DCP_F32) return ((const float *)base)[i];
+    if (t == DCP_I8) return (float)((const int8_t *)base)[i];
+    if (t == DCP_FP8_E4M3) return dcp__e4m3_to_f32(((const uint8_t *)base)[i]);
     const uint16_t u = ((const uint16_t *)base)[i];
     return t == DCP_BF16 ? dcp__bf16_to_f32(u) : dcp__f16_to_f32(u);
+}
+
+static float scale_at(const dcp_kv_view *v, const dcp_kv_scales *s, int64_t i, int64_t g, int is_v)
+{
+    if (s->k_base == NULL) return 1.0f;
+    const char *page =
+        (const char *)(is_v ? s->v_base : s->k_base) +
+        v->pages[i / v->page_tokens] * (is_v ? s->v_page_stride_bytes : s->k_page_stride_bytes);
+    const int64_t slot = i % v->page_tokens;
+    return load_elem(page,
+                     slot * (is_v ? s->v_slot_stride : s->k_slot_stride) +
+                         g * (is_v ? s->v_head_stride : s->k_head_stride),
+                     s->dtype);
+}
+
+/* How far a stored value may be off: half a step of int8 of a row that reaches 125 / 8, a sixteenth
+ * of a value in fp8. */
+static float tolerance(dcp_dtype t, float want)
+{
+    if (t == DCP_I8) return 125.0f / 8.0f / 127.0f * 0.50001f;
+    return t == DCP_FP8_E4M3 ? fabsf(want) / 16.0f : 0.0f;
 }
 
 static float view_at(const dcp_kv_view *v, int64_t i, int64_t g, int64_t d, int is_v)
@@ -81,15 +107,27 @@ static void check(const dcp_cache *c, const dcp_cache_desc *d, int64_t seq, int6
         assert_int_equal((uintptr_t)v.k_base % 64, 0);
         assert_int_equal((uintptr_t)v.v_base % 64, 0);
         assert_int_equal(v.k_page_stride_bytes % 64, 0);
+        dcp_kv_scales scales;
+        assert_int_equal(dcp_cache_scales(c, seq, l, &scales), DCP_OK);
+        assert_true((scales.k_base != NULL) == (d->dtype == DCP_I8 || d->dtype == DCP_FP8_E4M3));
+        assert_int_equal((uintptr_t)scales.k_base % 64, 0);
+        assert_int_equal((uintptr_t)scales.v_base % 64, 0);
         for (int64_t pos = begin; pos < end; pos++) {
             if (dcp_pos_owner(pos, d->n_ranks, d->interleave) != d->rank) continue;
             const int64_t i = dcp_pos_local(pos, d->n_ranks, d->interleave);
             for (int64_t g = 0; g < d->n_kv_heads; g++) {
-                for (int64_t x = 0; x < d->key_dim; x++)
-                    assert_true(view_at(&v, i, g, x, 0) == stamp_at(stamp, l, pos, g, x, 0));
-                for (int64_t x = 0; x < d->value_dim; x++)
-                    assert_true(view_at(&v, i, g, x, 1) ==
-                                stamp_at(stamp, l, pos, g, x, d->latent ? 0 : 1));
+                const float ks = scale_at(&v, &scales, i, g, 0);
+                const float vs = scale_at(&v, &scales, i, g, 1);
+                for (int64_t x = 0; x < d->key_dim; x++) {
+                    const float want = stamp_at(stamp, l, pos, g, x, 0);
+                    const float got = view_at(&v, i, g, x, 0) * ks;
+                    assert_true(fabsf(got - want) <= tolerance(d->dtype, want));
+                }
+                for (int64_t x = 0; x < d->value_dim; x++) {
+                    const float want = stamp_at(stamp, l, pos, g, x, d->latent ? 0 : 1);
+                    const float got = view_at(&v, i, g, x, 1) * vs;
+                    assert_true(fabsf(got - want) <= tolerance(d->dtype, want));
+                }
             }
         }
     }
@@ -113,9 +151,9 @@ static dcp_cache_desc small_desc(void)
 static void test_growth(void **state)
 {
     (void)state;
-    static const dcp_dtype types[] = {DCP_BF16, DCP_F16, DCP_F32};
+    static const dcp_dtype types[] = {DCP_BF16, DCP_F16, DCP_F32, DCP_I8, DCP_FP8_E4M3};
     static const int64_t inters[] = {1, 5, 64, 2000};
-    for (int t = 0; t < 3; t++) {
+    for (int t = 0; t < 5; t++) {
         for (int w = 0; w < 4; w++) {
             for (int latent = 0; latent < 2; latent++) {
                 for (int r = 0; r < 3; r++) {
@@ -185,6 +223,48 @@ static void test_pages_never_move(void **state)
     check(c, &d, 0, 19000, 20000, 5);
     dcp_cache_destroy(c);
     assert_int_equal(dcp__alloc_current(), before);
+}
+
+static bool huge_pages_are_on(void)
+{
+    char line[128] = "";
+    FILE *f = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "re");
+    if (f == NULL) return false;
+    const bool is_on = fgets(line, sizeof(line), f) != NULL && strstr(line, "[never]") == NULL;
+    fclose(f);
+    return is_on && prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0) == 0;
+}
+
+/* A cache that grows and is written step by step lies on huge pages, as far as its 2 MiB are whole;
+ * what was stored before a page was put together is there after it. */
+static void test_huge_pages(void **state)
+{
+    (void)state;
+    dcp_cache_desc d = small_desc();
+    d.n_ranks = 1;
+    d.n_layers = 2;
+    d.n_kv_heads = 4;
+    d.key_dim = d.value_dim = 128;
+    d.max_tokens = 6000; /* 24 MB of bf16 in steps of less than 2 MiB */
+    d.max_seqs = 1;
+    dcp_cache *c = NULL;
+    assert_int_equal(dcp_cache_create(&d, &c), DCP_OK);
+    assert_int_equal(dcp_cache_huge_bytes(NULL), 0);
+    assert_int_equal(dcp_cache_huge_bytes(c), 0);
+    while (dcp_cache_length(c, 0) < d.max_tokens) append(c, &d, 0, 250, 3);
+    check(c, &d, 0, 0, d.max_tokens, 3);
+    const size_t held = dcp_cache_bytes(c, -1), huge = dcp_cache_huge_bytes(c);
+    dcp_cache_destroy(c);
+    if (!huge_pages_are_on()) {
+        print_message("skipped: transparent huge pages are off\n");
+        skip();
+    }
+    print_message("%zu of %zu bytes on huge pages\n", huge, held);
+    if (huge == 0) {
+        print_message("skipped: the system had no huge page to give\n");
+        skip();
+    }
+    assert_true(huge <= held && huge % ((size_t)2 << 20) == 0);
 }
 
 /* KV bytes of a rank are 1/N of one rank's, within a page. */
@@ -283,7 +363,8 @@ static void test_random(void **state)
         d.n_ranks = 1 + round % 4;
         d.rank = rand_r(&seed) % d.n_ranks;
         d.interleave = 1 + (int64_t)(rand_r(&seed) % 40);
-        d.dtype = round % 2 ? DCP_F32 : DCP_BF16;
+        static const dcp_dtype types[] = {DCP_BF16, DCP_F32, DCP_I8, DCP_FP8_E4M3};
+        d.dtype = types[round % 4];
         dcp_cache *c = NULL;
         assert_int_equal(dcp_cache_create(&d, &c), DCP_OK);
         static int stamps[4][1000];
@@ -396,6 +477,16 @@ static void test_errors(void **state)
     assert_int_equal(dcp_cache_fork(c, 0, 4, 1), DCP_ERR_ARG);
     assert_int_equal(dcp_cache_view(c, 0, 2, &v), DCP_ERR_ARG);
     assert_int_equal(dcp_cache_view(c, 0, 0, NULL), DCP_ERR_ARG);
+    dcp_kv_scales scales;
+    assert_int_equal(dcp_cache_scales(c, 4, 0, &scales), DCP_ERR_ARG);
+    assert_non_null(
+        strstr(dcp_last_error(), "dcp_cache_scales: sequence 4, this cache has 0 to 3"));
+    assert_int_equal(dcp_cache_scales(c, 0, 2, &scales), DCP_ERR_ARG);
+    assert_non_null(strstr(dcp_last_error(), "dcp_cache_scales: layer 2, this cache has 0 to 1"));
+    assert_int_equal(dcp_cache_scales(c, 0, 0, NULL), DCP_ERR_ARG);
+    assert_int_equal(dcp_cache_scales(NULL, 0, 0, &scales), DCP_ERR_ARG);
+    assert_int_equal(dcp_cache_scales(c, 0, 0, &scales), DCP_OK); /* bf16: there are none */
+    assert_null(scales.k_base);
     /* Out of memory: nothing changes, and it works once there is some. */
     dcp__alloc_set_limit(dcp__alloc_current() + 100);
     assert_int_equal(dcp_cache_extend(c, 0, 900), DCP_ERR_NOMEM);
@@ -441,10 +532,10 @@ static void test_conversions(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_growth),      cmocka_unit_test(test_pages_never_move),
-        cmocka_unit_test(test_bytes),       cmocka_unit_test(test_fork),
-        cmocka_unit_test(test_random),      cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_conversions),
+        cmocka_unit_test(test_growth),     cmocka_unit_test(test_pages_never_move),
+        cmocka_unit_test(test_huge_pages), cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_fork),       cmocka_unit_test(test_random),
+        cmocka_unit_test(test_errors),     cmocka_unit_test(test_conversions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

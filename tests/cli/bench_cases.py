@@ -61,8 +61,9 @@ class Bench(unittest.TestCase):
     def test_table(self):
         rc, out, err = run("bench", "merge", "--iters", "2", "-n", "2", "--shape", "1,2,8")
         self.assertEqual(rc, 0, err)
-        for word in ("x read", "speed-up", "workspace", "direct", "wrong", "plain read"):
+        for word in ("x read", "speedup", "work", "direct", "wrong", "plain read"):
             self.assertIn(word, out)
+        self.assertLessEqual(max(len(line) for line in out.splitlines()), 100)
 
     def test_usage(self):
         for args, word in ((["--shape", "1,2"], "--shape"), (["--shape", "1,0,3"], "--shape"), (["--dtype", "f64"], "'f64'"),
@@ -74,7 +75,7 @@ class Bench(unittest.TestCase):
         self.assertEqual(run("bench")[0], 2)
         self.assertEqual(run("bench", "walk")[0], 2)
         self.assertEqual(run("bench", "--help")[0], 0)
-        self.assertIn("bus GB/s", run("bench", "merge", "--help")[1])
+        self.assertIn("busbw", run("bench", "merge", "--help")[1])
 
 
 def bf16(x):

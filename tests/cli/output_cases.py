@@ -5,7 +5,7 @@ import json, os, re, shutil, struct, subprocess, tempfile, unittest
 EXE = None  # set by test_cli.py
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 CACHE = os.environ.get("DCP_ATTN_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "dcp-attn")
-COMMANDS = ["generate", "perplexity", "tokenize", "merge", "attend", "bench merge", "bench generate", "info"]
+COMMANDS = ["generate", "perplexity", "tokenize", "merge", "attend", "bench merge", "bench attend", "bench extend", "bench product", "bench generate", "bench oom", "info"]
 MPIRUNS = {"openmpi": ["mpirun.openmpi", "--oversubscribe", "-n", "2"], "mpich": ["mpirun.mpich", "-n", "2"]}
 
 

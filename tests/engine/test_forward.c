@@ -150,12 +150,14 @@ static void test_ranks_chunks_interleaves(void **state)
     (void)state;
     static const int ranks[] = {1, 2, 3, 4, 5, 8};
     static const int64_t chunks[] = {0, 1, 3, 7, 0, 13}, interleaves[] = {1, 16, 1, 1, 3, 16};
+    static const int64_t tiles[] = {0, 0, 2, 3, 7, 5}; /* rows between attention; 0 = the chunk */
     for (int i = 0; i < N_MODELS; i++) {
         struct run run = {.tolerance = EXACT};
         load_expected(&run, models[i]);
         double worst = 0;
         for (int j = 0; j < 6; j++) {
             run.opts = exact(chunks[(i + j) % 6], interleaves[j]);
+            run.opts.tile_rows = tiles[j];
             run.feed = (i + j) % 3 == 2 ? FEED_LAST : FEED_ALL;
             check_run(&run, ranks[j], false);
             worst = fmax(worst, run.worst[0]);
@@ -182,6 +184,44 @@ static void test_threads_and_algorithms(void **state)
         check_run(&run, 3, false);
     }
     free(run.logits);
+}
+
+/* KV heads over groups of ranks: the same logits, biases sliced with their rows. */
+static void test_head_groups(void **state)
+{
+    (void)state;
+    int n_run = 0;
+    for (int i = 0; i < N_MODELS; i++) {
+        struct run run = {.tolerance = EXACT};
+        struct gguf *file = NULL;
+        const struct arch *arch = NULL;
+        struct model_config *cfg = malloc(sizeof(*cfg));
+        char path[512];
+        snprintf(path, sizeof(path), DATA "%s.gguf", models[i]);
+        assert_int_equal(gguf_open(path, &file), DCP_OK);
+        assert_int_equal(model_read_config(file, &arch, cfg), DCP_OK);
+        load_expected(&run, models[i]);
+        for (int tp = 2; tp <= 4; tp++) {
+            struct model *m = NULL;
+            if (cfg->n_kv_heads % tp != 0) {
+                assert_int_equal(model_load_tp(file, 2 * tp, 0, MLA_ABSORBED, tp, &m), DCP_ERR_ARG);
+                assert_non_null(strstr(dcp_last_error(), "must divide"));
+                continue;
+            }
+            for (int dcp = 1; dcp <= 2; dcp++) {
+                run.opts = exact(i % 2 ? 7 : 0, 1 + i % 3);
+                run.opts.tp = tp;
+                run.feed = dcp == 2 ? FEED_ALL : FEED_SINGLE;
+                check_run(&run, tp * dcp, i % 3 == 0);
+                n_run++;
+            }
+        }
+        gguf_close(file);
+        free(cfg);
+        free(run.logits);
+    }
+    print_message("%d runs in head groups\n", n_run);
+    assert_true(n_run > 0);
 }
 
 static void test_processes(void **state)
@@ -212,7 +252,16 @@ static void test_narrow_caches(void **state)
         run.opts.kv_dtype = DCP_F16;
         run.tolerance = 0.1;
         check_run(&run, 3, false);
-        print_message("%s: off by %.2g with bf16, %.2g with f16\n", models[i], bf16, run.worst[0]);
+        const double f16 = run.worst[0];
+        double rough[2];
+        for (int t = 0; t < 2; t++) {
+            run.opts.kv_dtype = t == 0 ? DCP_I8 : DCP_FP8_E4M3;
+            run.tolerance = t == 0 ? 1.5 : 8.0; /* a step of int8: 2^-8 of a row; of fp8: 2^-4 */
+            check_run(&run, 2, false);
+            rough[t] = run.worst[0];
+        }
+        print_message("%s: off by %.2g with bf16, %.2g with f16, %.2g with int8, %.2g with fp8\n",
+                      models[i], bf16, f16, rough[0], rough[1]);
         free(run.logits);
     }
 }
@@ -307,7 +356,7 @@ static void check_counted(const struct gguf *file, int n, int rank, size_t arena
 {
     struct model *m = NULL;
     const size_t before = dcp__alloc_current();
-    assert_int_equal(model_load(file, n, rank, &m), DCP_OK);
+    assert_int_equal(model_load(file, n, rank, MLA_ABSORBED, &m), DCP_OK);
     const size_t other = sizeof(struct model) + (size_t)m->cfg.n_layers * sizeof(struct layer);
     assert_int_equal(dcp__alloc_current() - before, arena + other);
     model_free(m);
@@ -524,6 +573,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranks_chunks_interleaves),
         cmocka_unit_test(test_threads_and_algorithms),
+        cmocka_unit_test(test_head_groups),
         cmocka_unit_test(test_processes),
         cmocka_unit_test(test_narrow_caches),
         cmocka_unit_test(test_what_ranks_own),

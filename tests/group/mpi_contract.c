@@ -5,6 +5,7 @@
 #include "dcpattn/merge.h"
 #include "dcpattn/mpi.h"
 #include "group/contract.h"
+#include "merge/merge_large.h"
 
 static int n_bad;
 
@@ -175,6 +176,7 @@ int main(int argc, char **argv)
         is_wire = size > 1 && dcp_group_n_hosts(g) == size;
         if (k == 0) n_bad += contract_run(g);
         if (k == 1) check_split(g);
+        if (k == 2) n_bad += large_check(g, NULL);
         EXPECT(dcp_group_barrier(g) == DCP_OK);
         dcp_group_destroy(g);
     }

@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "group/contract.h"
+#include "group/group_module_priv.h"
 #include "group/ranks.h"
 
 static const int sizes[] = {1, 2, 3, 4, 5, 7, 8};
@@ -136,12 +137,33 @@ static void test_arguments(void **state)
     assert_int_equal(dcp_group_barrier(NULL), DCP_ERR_ARG);
 }
 
+/* A transport of another build would read structures at wrong places: it is told so. */
+static void test_module_of_another_build(void **state)
+{
+    (void)state;
+    const struct dcp__group_module *own = dcp__group_module();
+    assert_null(dcp__module_misfit(own));
+    struct dcp__group_module other = *own;
+    other.struct_size += 8;
+    assert_non_null(strstr(dcp__module_misfit(&other), "table"));
+    other = *own;
+    other.version = "0.0.0-other";
+    assert_non_null(strstr(dcp__module_misfit(&other), "version"));
+    other = *own;
+    other.layout++;
+    assert_non_null(strstr(dcp__module_misfit(&other), "layout"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_arguments), cmocka_unit_test(test_self),
-        cmocka_unit_test(test_threads),   cmocka_unit_test(test_shm),
-        cmocka_unit_test(test_hosts),     cmocka_unit_test(test_no_leak),
+        cmocka_unit_test(test_module_of_another_build),
+        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_self),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_shm),
+        cmocka_unit_test(test_hosts),
+        cmocka_unit_test(test_no_leak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -41,7 +41,8 @@ static dcp_isa best_isa(void)
 {
     struct dcp__cpu cpu;
     dcp__cpu_detect(&cpu);
-    return dcp__cpu_best_isa(&cpu);
+    const dcp_isa best = dcp__cpu_best_isa(&cpu);
+    return best < DCP_ISA_AVX512 ? best : DCP_ISA_AVX512; /* AMX: test_attn_amx.c */
 }
 
 static uint64_t rng_state;
@@ -678,6 +679,51 @@ static void test_exp(void **state)
     }
 }
 
+/* The same densely, without the rounding of x log2 e: a scale of ln 2 makes scores base-2 units, and
+ * values of a unit matrix show each weight: out[i] / out[0] = 2^x[i]. A million steps of 2^-20 over
+ * (-1, 0], then as many over the whole range. Two divisions are rounded besides. */
+static void test_exp_dense(void **state)
+{
+    (void)state;
+    rng_state = 13;
+    enum { N = DCP__ATTN_KEY_BLOCK };
+    const dcp_isa best = best_isa();
+    for (int i = 0; i < N_KERNELS; i++) {
+        if (kernels[i].isa > best || kernels[i].dtype != DCP_F32) continue;
+        if (kernels[i].isa == DCP_ISA_SCALAR) continue; /* exp2f */
+        struct shape s = plain(1, N, N, 1, 1);
+        s.scale = 0.69314718f;
+        assert_true((float)((double)s.scale * 1.4426950408889634) == 1.0f);
+        struct fixture f;
+        fixture_make(&f, &s, DCP_F32);
+        f.q[0] = 1.0f;
+        for (int64_t key = 0; key < N; key++)
+            for (int64_t d = 0; d < N; d++)
+                put(element(&f, true, key, d), DCP_F32, key == d ? 1.0f : 0.0f);
+        put(element(&f, false, 0, 0), DCP_F32, 0.0f);
+        double worst = 0.0;
+        for (int64_t step = 0; step < 1 << 21; step += N - 1) {
+            float x[N] = {0.0f};
+            for (int64_t key = 1; key < N; key++) {
+                const int64_t at = step + key - 1;
+                x[key] = at < 1 << 20 ? (float)-at * 0x1p-20f : (float)((1 << 20) - at) * 126e-6f;
+                if (x[key] < -126.0f) x[key] = -126.0f;
+                put(element(&f, false, key, 0), DCP_F32, x[key]);
+            }
+            run(&f, kernels[i].fn);
+            for (int64_t key = 1; key < N; key++) {
+                const double got = (double)f.out[key] / (double)f.out[0];
+                /* a quotient below 2^-126 has lost bits to the division */
+                if (f.out[key] < 0x1p-126f) continue;
+                worst = fmax(worst, fabs(got / exp2((double)x[key]) - 1.0));
+            }
+        }
+        print_message("%s: 2^x is off by at most %.3g\n", kernels[i].name, worst);
+        assert_true(worst <= 2.5e-7 + 2.0 * 0x1p-24);
+        fixture_free(&f);
+    }
+}
+
 /* tanh alone: one key, lse = cap * tanh(x / cap). */
 static void test_tanh(void **state)
 {
@@ -721,6 +767,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_skips_are_named),
         cmocka_unit_test(test_exp),
+        cmocka_unit_test(test_exp_dense),
         cmocka_unit_test(test_tanh),
         cmocka_unit_test(test_dims),
         cmocka_unit_test(test_key_borders),

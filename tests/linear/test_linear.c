@@ -93,9 +93,25 @@ static double tolerance(enum compute_type compute, int64_t k)
     return compute == COMPUTE_BF16 ? f32 + 2.0 * 0x1p-8 : f32;
 }
 
-static void check_product(const struct matrix *m, enum compute_type compute, const float *x,
+/* docs/NUMERICS.md: of x in 16 bits per 32 elements. */
+static double integer_rounding(const float *v, const float *x, int64_t k)
+{
+    double sum = 0.0;
+    for (int64_t g = 0; g < k; g += 32) {
+        double top = 0.0, abs_v = 0.0;
+        for (int64_t e = g; e < g + 32 && e < k; e++) {
+            top = fmax(top, fabs((double)x[e]));
+            abs_v += fabs((double)v[e]);
+        }
+        sum += abs_v * top / 61500.0;
+    }
+    return sum;
+}
+
+static void check_product(const struct matrix *m, const struct linear *l, const float *x,
                           int64_t x_stride, int64_t n_tokens, const float *y, int64_t y_stride)
 {
+    const enum compute_type compute = linear_compute(l);
     const int64_t n_rows = m->w.n_rows, k = m->w.k;
     for (int64_t t = 0; t < n_tokens; t++) {
         double sum_x = 0.0;
@@ -109,6 +125,7 @@ static void check_product(const struct matrix *m, enum compute_type compute, con
             const double want = ref_quant_dot(v, x + t * x_stride, k, &sum_abs);
             double tol = tolerance(COMPUTE_F32, k) * (sum_abs + top * sum_x);
             if (compute == COMPUTE_BF16) tol += tolerance(compute, k) * sum_abs;
+            if (!linear_is_exact(l)) tol += integer_rounding(v, x + t * x_stride, k);
             const double got = (double)y[t * y_stride + i];
             if (!(fabs(got - want) <= tol))
                 fail_msg("%s [%lld, %lld] token %lld of %lld, row %lld: %.9g, want %.9g +- %.2g",
@@ -120,13 +137,13 @@ static void check_product(const struct matrix *m, enum compute_type compute, con
 
 static void run_all_shapes(enum compute_type compute)
 {
-    static const int64_t tokens[] = {0, 1, 2, 3, 4, 7, 64, 512};
+    static const int64_t tokens[] = {0, 1, 2, 3, 4, 7, 8, 16, 17, 64, 512};
     static const int64_t rows[] = {0, 1, 63, 65, 200};
     uint64_t random = SEED;
     print_message("seed %#llx\n", (unsigned long long)SEED);
     struct setup s = setup_make(2, compute);
     const enum compute_type got = linear_compute(s.l);
-    if (got != compute) print_message("%s\n", linear_note(s.l));
+    if (compute != COMPUTE_DEFAULT && got != compute) print_message("%s\n", linear_note(s.l));
     for (int q = 0; q < COUNT(all_types); q++) {
         for (int r = 0; r < COUNT(rows); r++) {
             const int64_t k = r % 2 == 0 ? 256 : 768;
@@ -137,7 +154,7 @@ static void run_all_shapes(enum compute_type compute)
                 float *y = floats(tokens[t] * y_stride, NULL);
                 assert_int_equal(linear_run(s.l, &m.w, x, x_stride, tokens[t], y, y_stride),
                                  DCP_OK);
-                check_product(&m, got, x, x_stride, tokens[t], y, y_stride);
+                check_product(&m, s.l, x, x_stride, tokens[t], y, y_stride);
                 for (int64_t i = 0; i <= tokens[t] * y_stride; i++)
                     if (i == tokens[t] * y_stride || i % y_stride >= rows[r])
                         assert_true(y[i] == 12345.0f);
@@ -156,6 +173,12 @@ static void f32_products_match_double(void **state)
     run_all_shapes(COMPUTE_F32);
 }
 
+static void default_products_match_double(void **state)
+{
+    (void)state;
+    run_all_shapes(COMPUTE_DEFAULT);
+}
+
 static void bf16_products_match_double(void **state)
 {
     (void)state;
@@ -165,9 +188,9 @@ static void bf16_products_match_double(void **state)
 static void threads_do_not_change_bits(void **state)
 {
     (void)state;
-    static const int64_t tokens[] = {1, 3, 33};
+    static const int64_t tokens[] = {1, 3, 7, 33};
     uint64_t random = SEED;
-    for (int c = COMPUTE_F32; c <= COMPUTE_BF16; c++) {
+    for (int c = COMPUTE_DEFAULT; c <= COMPUTE_BF16; c++) {
         for (int q = 0; q < COUNT(all_types); q += 2) {
             const int64_t n_rows = 331, k = 512;
             struct matrix m = matrix_make(all_types[q], n_rows, k, &random);
@@ -216,6 +239,32 @@ static void a_slice_of_rows_gives_the_bits_of_the_whole(void **state)
     setup_free(&s);
 }
 
+static void few_tokens_have_the_bits_of_one(void **state)
+{
+    (void)state;
+    uint64_t random = SEED;
+    struct setup s = setup_make(2, COMPUTE_DEFAULT);
+    for (int q = 0; q < COUNT(all_types); q++) {
+        struct matrix m = matrix_make(all_types[q], 77, 512, &random);
+        const int n_tokens =
+            all_types[q] == DCP__Q_F32 || all_types[q] == DCP__Q_F16 || all_types[q] == DCP__Q_BF16
+                ? 2
+                : 7;
+        float *x = floats(7 * 512, &random), *few = floats(7 * 77, NULL);
+        float *alone = floats(7 * 77, NULL);
+        assert_int_equal(linear_run(s.l, &m.w, x, 512, n_tokens, few, 77), DCP_OK);
+        for (int t = 0; t < n_tokens; t++)
+            assert_int_equal(linear_run(s.l, &m.w, x + t * 512, 512, 1, alone + t * 77, 77),
+                             DCP_OK);
+        assert_memory_equal(few, alone, (size_t)n_tokens * 77 * sizeof(float));
+        free(x);
+        free(few);
+        free(alone);
+        matrix_free(&m);
+    }
+    setup_free(&s);
+}
+
 /* What linear.c says of oneDNN's f32 products: a different version of it may differ. */
 static void many_tokens_in_chunks_are_close(void **state)
 {
@@ -232,7 +281,7 @@ static void many_tokens_in_chunks_are_close(void **state)
             assert_int_equal(linear_run(s.l, &m.w, x + t * 640, 640, n < 100 - t ? n : 100 - t,
                                         part + t * 195, 195),
                              DCP_OK);
-        check_product(&m, COMPUTE_F32, x, 640, 100, part, 195);
+        check_product(&m, s.l, x, 640, 100, part, 195);
         for (int64_t i = 0; i < 100 * 195; i++) n_differ += part[i] != whole[i];
     }
     print_message("%lld of %d values differ in bits\n", (long long)n_differ, 12 * 100 * 195);
@@ -246,9 +295,9 @@ static void many_tokens_in_chunks_are_close(void **state)
 static void several_weights_are_each_alone(void **state)
 {
     (void)state;
-    static const int64_t tokens[] = {1, 2, 20};
+    static const int64_t tokens[] = {1, 2, 5, 20};
     uint64_t random = SEED;
-    for (int c = COMPUTE_F32; c <= COMPUTE_BF16; c++) {
+    for (int c = COMPUTE_DEFAULT; c <= COMPUTE_BF16; c++) {
         struct setup s = setup_make(2, (enum compute_type)c);
         struct matrix m[3] = {matrix_make(DCP__Q_Q4_K, 130, 512, &random),
                               matrix_make(DCP__Q_Q8_0, 0, 512, &random),
@@ -283,7 +332,7 @@ static void runs_allocate_nothing(void **state)
 {
     (void)state;
     uint64_t random = SEED;
-    for (int c = COMPUTE_F32; c <= COMPUTE_BF16; c++) {
+    for (int c = COMPUTE_DEFAULT; c <= COMPUTE_BF16; c++) {
         struct setup s = setup_make(2, (enum compute_type)c);
         struct matrix m[2] = {matrix_make(DCP__Q_Q5_0, 130, 256, &random),
                               matrix_make(DCP__Q_Q8_0, 65, 64, &random)};
@@ -294,7 +343,7 @@ static void runs_allocate_nothing(void **state)
             for (int i = 0; i < 2; i++) {
                 const int64_t k = m[i].w.k, n_rows = m[i].w.n_rows;
                 assert_int_equal(linear_run(s.l, &m[i].w, x, k, t, y, n_rows), DCP_OK);
-                check_product(&m[i], linear_compute(s.l), x, k, t, y, n_rows);
+                check_product(&m[i], s.l, x, k, t, y, n_rows);
             }
         }
         assert_int_equal(dcp__alloc_calls(), calls);
@@ -383,9 +432,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(f32_products_match_double),
+        cmocka_unit_test(default_products_match_double),
         cmocka_unit_test(bf16_products_match_double),
         cmocka_unit_test(threads_do_not_change_bits),
         cmocka_unit_test(a_slice_of_rows_gives_the_bits_of_the_whole),
+        cmocka_unit_test(few_tokens_have_the_bits_of_one),
         cmocka_unit_test(many_tokens_in_chunks_are_close),
         cmocka_unit_test(several_weights_are_each_alone),
         cmocka_unit_test(runs_allocate_nothing),

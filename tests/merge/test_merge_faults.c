@@ -13,7 +13,7 @@
 #include "merge/merge_simple.h"
 #include "ref/ref_merge.h"
 
-static const double deadline_s = 0.4;
+static double deadline_s = 0.4; /* DCP_ATTN_TEST_DEADLINE: more, on a machine that is busy */
 enum { N_MAX = 5, RUNS = 4 };
 
 enum what { KILL, EXIT, STOP, DELAY, SILENT, LEAVES, SLOW, WRONG_T, BAD_ARGS, WHAT_COUNT };
@@ -24,6 +24,7 @@ struct round {
     uint64_t number;
     enum what what;
     int n, victim, at; /* the run in which it happens, 0 .. RUNS - 1 */
+    int per_host;      /* ranks of a simulated host; 0: one host */
     dcp_merge_algo algo;
     dcp_cut cut;
     bool by_start;
@@ -153,6 +154,7 @@ static int run_round(const struct round *r)
     }
     dcp_group_opts opts = DCP_GROUP_OPTS_INIT;
     opts.deadline_s = deadline_s;
+    opts.ranks_per_host = r->per_host;
     dcp_shm *shm = NULL;
     if (dcp_shm_prepare(r->n, &opts, &shm) != DCP_OK) return 1;
     fflush(stdout);
@@ -161,7 +163,7 @@ static int run_round(const struct round *r)
         pids[rank] = fork();
         if (pids[rank] < 0) abort();
         if (pids[rank] != 0) continue;
-        (void)alarm(30); /* a hang is a failure, not a wait */
+        (void)alarm((unsigned)(30.0 + 20.0 * deadline_s)); /* a hang is a failure, not a wait */
         dcp_group *g = NULL;
         int rc = 1;
         if (dcp_shm_attach(shm, rank, &g) == DCP_OK) {
@@ -200,6 +202,8 @@ static void test_faults(void **state)
     (void)state;
     const char *env = getenv("DCP_ATTN_TEST_FAULTS");
     const long n_rounds = env != NULL ? atol(env) : 50;
+    const char *deadline = getenv("DCP_ATTN_TEST_DEADLINE");
+    if (deadline != NULL && atof(deadline) > 0) deadline_s = atof(deadline);
     const uint64_t seed = 4242;
     print_message("%ld faults, seed %llu\n", n_rounds, (unsigned long long)seed);
     int n_failed = 0;
@@ -218,6 +222,10 @@ static void test_faults(void **state)
         r.is_loose = r.what <= DELAY && ref_pick(&rng, 2) == 0;
         r.point = r.is_loose ? points[ref_pick(&rng, 4)] : "merge";
         r.count = r.is_loose ? 1 + (int)ref_pick(&rng, 14) : r.at + 1;
+        /* A third of the rounds each: one host, as if each rank had one, and two ranks a host. */
+        r.per_host = (int)ref_pick(&rng, 3);
+        if (r.per_host > 0 && r.per_host < r.n && r.algo == DCP_MERGE_DIRECT)
+            r.algo = DCP_MERGE_ALLTOALL; /* direct needs memory that all see */
         n_failed += run_round(&r);
     }
     assert_int_equal(n_failed, 0);

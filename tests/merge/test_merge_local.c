@@ -358,6 +358,82 @@ static void test_max_sum(void **state)
     }
 }
 
+/* Pairs at the ends of what f32 holds, against weights in double: maxima whose difference overflows,
+ * sums from the least to the most that count, products that underflow where their factors do not. */
+static void test_max_sum_extremes(void **state)
+{
+    (void)state;
+    enum { N = 8 };
+    const float top = 3.4e38f;
+    const float least = 0x1p-126f;
+    const float most = 0x1p100f;
+    float max[2][N] = {{top, -top, 0.0f, 0.0f, 80.0f, -top, 1e-45f, 40.0f},
+                       {-top, -top, 0.0f, -60.0f, 0.0f, -top, 0.0f, -40.0f}};
+    float sum[2][N] = {{1.0f, 1.0f, most, least, 0x1p-120f, least, 2.0f, 0x1p-100f},
+                       {most, 3.0f, most, least, 1.0f, most, 2.0f, most}};
+    float out[2][N];
+    for (int h = 0; h < N; h++) {
+        out[0][h] = 1.0f;
+        out[1][h] = -2.0f;
+    }
+    const dcp_merge_part parts[2] = {{out[0], 0, 0, max[0], 0, 0, sum[0], NULL},
+                                     {out[1], 0, 0, max[1], 0, 0, sum[1], NULL}};
+    for (int is_base_2 = 0; is_base_2 < 2; is_base_2++) {
+        const double unit = is_base_2 ? log(2.0) : 1.0;
+        float merged[N];
+        float lse[N];
+        dcp_merge_local_args a = plain_args();
+        a.n_tokens = 1;
+        a.n_heads = N;
+        a.dim = 1;
+        a.lse_base = is_base_2 ? DCP_LSE_BASE_2 : DCP_LSE_BASE_E;
+        a.lse_form = DCP_LSE_FORM_MAX_SUM;
+        a.n_parts = 2;
+        a.parts = parts;
+        a.merged = merged;
+        a.merged_lse = lse;
+        dcp_merge_stats stats;
+        if (dcp_merge_local(&a, &stats) != DCP_OK) fail_msg("%s", dcp_last_error());
+        assert_int_equal(stats.lse_empty + stats.lse_bad, 0);
+        for (int h = 0; h < N; h++) {
+            /* The logarithm of the terms' quotient: differences first, or sums would be lost. */
+            const double d = ((double)max[1][h] - (double)max[0][h]) * unit +
+                             log((double)sum[1][h]) - log((double)sum[0][h]);
+            const double w0 = 1.0 / (1.0 + exp(d));
+            const double want = w0 - 2.0 * (1.0 - w0);
+            const int m = d > 0.0;
+            const double want_lse =
+                (double)max[m][h] + (log((double)sum[m][h]) + log1p(exp(-fabs(d)))) / unit;
+            if (!(fabs((double)merged[h] - want) <= 4e-5) ||
+                !(fabs((double)lse[h] - want_lse) <= 1e-5 + fabs(want_lse) * 0x1p-22))
+                fail_msg("base 2: %d, head %d: %g and %g, want %g and %g", is_base_2, h,
+                         (double)merged[h], (double)lse[h], want, want_lse);
+        }
+    }
+    /* Below the least sum a part is empty, above the most it is bad: neither is read. */
+    for (int h = 0; h < N; h++) {
+        max[0][h] = 0.0f;
+        sum[0][h] = h % 2 == 0 ? 0x1p-127f : 0x1p101f;
+        out[0][h] = NAN;
+        max[1][h] = -top;
+        sum[1][h] = 1.0f;
+    }
+    float merged[N];
+    dcp_merge_local_args a = plain_args();
+    a.n_tokens = 1;
+    a.n_heads = N;
+    a.dim = 1;
+    a.lse_form = DCP_LSE_FORM_MAX_SUM;
+    a.n_parts = 2;
+    a.parts = parts;
+    a.merged = merged;
+    dcp_merge_stats stats;
+    assert_int_equal(dcp_merge_local(&a, &stats), DCP_OK);
+    assert_int_equal(stats.lse_empty, N / 2);
+    assert_int_equal(stats.lse_bad, N / 2);
+    for (int h = 0; h < N; h++) assert_true(merged[h] == -2.0f);
+}
+
 /* Interleaved pairs, as some kernels store them: head stride 2, sums one behind. */
 static void test_interleaved_pairs(void **state)
 {
@@ -382,9 +458,13 @@ static void test_interleaved_pairs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_equals_ranks), cmocka_unit_test(test_ragged),
-        cmocka_unit_test(test_pair),         cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_max_sum),      cmocka_unit_test(test_interleaved_pairs),
+        cmocka_unit_test(test_equals_ranks),
+        cmocka_unit_test(test_ragged),
+        cmocka_unit_test(test_pair),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_max_sum_extremes),
+        cmocka_unit_test(test_max_sum),
+        cmocka_unit_test(test_interleaved_pairs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

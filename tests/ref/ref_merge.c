@@ -109,6 +109,12 @@ double tol_merge(int n, double top, double exact, dcp_dtype type)
            ldexp(n, -149) /* roundings among denormals */;
 }
 
+double tol_merge_tree(int n, int n_joins, double top, double exact, dcp_dtype type)
+{
+    const int further = n_joins > 1 ? n_joins - 1 : 0;
+    return tol_merge(n, top, exact, type) + further * ldexp(n + 8.0, -24) * top;
+}
+
 double tol_merge_lse(int n, double exact)
 {
     return ldexp(fabs(exact) + 2.0 * n + 12.0, -24);

@@ -68,14 +68,57 @@ static void test_bf16(void **state)
     assert_true(isnan(dcp__bf16_to_f32(dcp__f32_to_bf16(dcp__f32_from_bits(0x7f800001u)))));
 }
 
+/* Every code against its definition; NaN is the top code alone. */
+static double e4m3_value(uint32_t code)
+{
+    const int e = (int)(code >> 3) & 15, m = (int)code & 7;
+    const double a = e == 0 ? ldexp(m, -9) : ldexp(8 + m, e - 10);
+    return code & 0x80u ? -a : a;
+}
+static void test_e4m3(void **state)
+{
+    (void)state;
+    for (uint32_t code = 0; code < 256; code++) {
+        const float got = dcp__e4m3_to_f32((uint8_t)code);
+        if ((code & 0x7fu) == 0x7fu) {
+            assert_true(isnan(got));
+        } else {
+            assert_true((double)got == e4m3_value(code));
+            assert_true(!signbit(got) == ((code & 0x80u) == 0));
+        }
+        assert_int_equal(dcp__f32_to_e4m3(got), code);
+    }
+    /* Between two neighbours: below, at and above the middle. */
+    for (uint32_t low = 0; low < 0x7e; low++) {
+        const float a = (float)e4m3_value(low), b = (float)e4m3_value(low + 1);
+        const float mid = a + (b - a) / 2.0f; /* exact */
+        const uint32_t even = (low & 1u) == 0 ? low : low + 1;
+        assert_int_equal(dcp__f32_to_e4m3(nextafterf(mid, 0.0f)), low);
+        assert_int_equal(dcp__f32_to_e4m3(mid), even);
+        assert_int_equal(dcp__f32_to_e4m3(nextafterf(mid, INFINITY)), low + 1);
+        assert_int_equal(dcp__f32_to_e4m3(-mid), 0x80u | even);
+    }
+    static const float over[] = {449.0f, 464.0f, 480.0f, 1e30f, INFINITY};
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(dcp__f32_to_e4m3(over[i]), 0x7e);
+        assert_int_equal(dcp__f32_to_e4m3(-over[i]), 0xfe);
+    }
+    assert_int_equal(dcp__f32_to_e4m3(1e-40f), 0);
+    assert_int_equal(dcp__f32_to_e4m3(dcp__f32_from_bits(0xff800001u)), 0xff);
+}
+
 static void test_names(void **state)
 {
     (void)state;
     assert_int_equal(dcp_dtype_bytes(DCP_F32), 4);
     assert_int_equal(dcp_dtype_bytes(DCP_F16), 2);
     assert_int_equal(dcp_dtype_bytes(DCP_BF16), 2);
+    assert_int_equal(dcp_dtype_bytes(DCP_I8), 1);
+    assert_int_equal(dcp_dtype_bytes(DCP_FP8_E4M3), 1);
     assert_int_equal(dcp_dtype_bytes(DCP_DTYPE_DEFAULT), 0);
     assert_string_equal(dcp_dtype_name(DCP_BF16), "bf16");
+    assert_string_equal(dcp_dtype_name(DCP_I8), "int8");
+    assert_string_equal(dcp_dtype_name(DCP_FP8_E4M3), "fp8");
     assert_string_equal(dcp_dtype_name((dcp_dtype)77), "?");
 }
 
@@ -110,8 +153,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_f16_all), cmocka_unit_test(test_f16_rounding),
-        cmocka_unit_test(test_bf16),    cmocka_unit_test(test_names),
-        cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_bf16),    cmocka_unit_test(test_e4m3),
+        cmocka_unit_test(test_names),   cmocka_unit_test(test_cut),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the AMX attention kernels share: how they divide the work, and where the keys of a tile lie.
+ *
+ * Bits. A row's scores, weights and sums never meet another row's: rows are rows or columns of a
+ * tile product, and those do not mix. A key that a row does not see has weight 0 there, and 0 times
+ * a number changes no bit; 0 times NaN or infinity does, so a row whose result is not finite is done
+ * again (attn_amx.c). */
+#ifndef DCP_KERNELS_ATTN_AMX_PRIV_H
+#define DCP_KERNELS_ATTN_AMX_PRIV_H
+
+#include <stdbool.h>
+
+#include "kernels/attn_view.h"
+
+enum {
+    /* Rows of a call's KV head up to which the few-row kernel is taken. */
+    AMX_FEW_ROWS = 32,
+    AMX_GROUP = 16, /* keys of a tile */
+    AMX_STEP = 32   /* dims of a tile */
+};
+
+/* A job on its way. */
+struct amx_job {
+    const struct dcp__attn_job *job;
+    int64_t n_rows;           /* row r: token r / n_group, head r % n_group */
+    int64_t k_steps, v_steps; /* tiles across dk and dv */
+    int64_t lo, hi;           /* hull of what the rows see; lo >= hi: nothing */
+    float scale2;             /* z = scale2 * s - max, s the score or its tanh */
+    float cap_scale;          /* s = tanh(cap_scale * dot); 0 = no softcap */
+    float sign;               /* goes to q; scale2 stays above 0 */
+    double unit;              /* natural units per unit of z, after rounding */
+    char *zeros;              /* a row of nothing, as long as the longest */
+};
+
+/* 16 keys as tiles of AMX_STEP dims: row i of tile d at at + i * stride + 64 * d. */
+struct amx_keys {
+    const char *at;
+    int64_t stride;
+};
+
+/* Few rows: q in three bf16 parts, weights in two. False: a result is not finite. */
+bool dcp__attn_amx_few(const struct dcp__attn_job *job);
+/* Any number: q in two parts, weights in one. */
+bool dcp__attn_amx_many(const struct dcp__attn_job *job);
+size_t dcp__attn_amx_few_bytes(int64_t n_rows, int64_t dk, int64_t dv);
+size_t dcp__attn_amx_many_bytes(int64_t n_rows, int64_t dk, int64_t dv);
+/* Rows of which the many-row kernel keeps the sums in L2. */
+int64_t dcp__attn_amx_rows_most(int64_t dv);
+
+static inline int64_t amx_div_up(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* Takes bytes from *at, in lines. */
+static inline void *amx_take(char **at, int64_t n_bytes)
+{
+    void *const p = *at;
+    *at += amx_div_up(n_bytes, 64) * 64;
+    return p;
+}
+
+#endif

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of `attend --tp`, `attend --project` and `generate --tp`.   attend_cases.py PATH/TO/dcp-attn [-v] [TEST...]"""
+import array, json, math, os, random, shutil, struct, subprocess, sys, tempfile, unittest
+
+EXE = os.path.abspath(sys.argv.pop(1)) if len(sys.argv) > 1 else None
+
+
+def run(*args):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("DCP_ATTN_") or k == "DCP_ATTN_CACHE"}
+    p = subprocess.run([EXE, *args], capture_output=True, text=True, env=clean, timeout=120)
+    return p.returncode, p.stdout, p.stderr
+
+
+def write(path, tensors):
+    head, data = {}, b""
+    for name, (shape, values) in tensors.items():
+        raw = array.array("f", values).tobytes()
+        head[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def read(path):
+    with open(path, "rb") as f:
+        d = f.read()
+    n = struct.unpack("<Q", d[:8])[0]
+    out = {}
+    for name, t in json.loads(d[8:8 + n]).items():
+        if name != "__metadata__":
+            a, b = t["data_offsets"]
+            out[name] = (t["shape"], array.array("f", d[8 + n + a:8 + n + b]))
+    return out
+
+
+class Attend(unittest.TestCase):
+    T, H, HKV, DK, D, P, L = 5, 8, 4, 12, 10, 3, 41
+
+    def setUp(self):
+        self.dir = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.dir)
+        r = random.Random(5)
+        self.file, self.maps = os.path.join(self.dir, "in.safetensors"), os.path.join(self.dir, "maps.safetensors")
+        values = lambda *shape: (list(shape), [r.uniform(-1, 1) for _ in range(math.prod(shape))])
+        write(self.file, {"q": values(self.T, self.H, self.DK), "k": values(self.L, self.HKV, self.DK), "v": values(self.L, self.HKV, self.D), "sink": values(self.H)})
+        self.w = values(self.H, self.D, self.P)
+        write(self.maps, {"project": self.w})
+
+    def attend(self, *args):
+        out = os.path.join(self.dir, "out.safetensors")
+        rc, text, err = run("attend", self.file, "-o", out, "--causal", "--json", *args)
+        self.assertEqual(rc, 0, err)
+        return read(out), json.loads(text)
+
+    def close(self, a, b, tol=2e-6):
+        self.assertEqual(a[0], b[0])
+        self.assertLess(max(abs(x - y) for x, y in zip(a[1], b[1])), tol)
+
+    def test_tp(self):
+        want, _ = self.attend("-n", "1")
+        for n, tp, comm in ((2, 2, "shm"), (6, 2, "shm"), (4, 4, "threads"), (4, 2, "threads")):
+            got, said = self.attend("-n", str(n), "--tp", str(tp), "--comm", comm)
+            self.close(got["out"], want["out"])
+            self.close(got["lse"], want["lse"])
+            self.assertEqual(sum(said["rank_keys"]), tp * self.L)
+
+    def test_tp_refused(self):
+        for n, tp in ((3, 2), (2, 4), (3, 3)):
+            rc, _, err = run("attend", self.file, "-o", os.path.join(self.dir, "x"), "-n", str(n), "--tp", str(tp))
+            self.assertEqual(rc, 1)
+            self.assertIn(f"--tp {tp} must divide the {n} ranks and the 4 KV heads", err)
+
+    def test_project(self):
+        plain, _ = self.attend("-n", "1")
+        want = []
+        for t in range(self.T):
+            for h in range(self.H):
+                row = plain["out"][1][(t * self.H + h) * self.D:][:self.D]
+                want += [sum(row[d] * self.w[1][(h * self.D + d) * self.P + p] for d in range(self.D)) for p in range(self.P)]
+        for args in (("-n", "1"), ("-n", "3"), ("-n", "4", "--tp", "2"), ("-n", "3", "--algo", "alltoall"), ("-n", "2", "--memory", "200K")):
+            got, _ = self.attend("--project", self.maps, *args)
+            self.close(got["out"], ([self.T, self.H, self.P], want), 1e-5)
+            self.close(got["lse"], plain["lse"])
+
+    def test_project_refused(self):
+        write(self.maps, {"project": ([2, 2, 2], [0.0] * 8)})
+        rc, _, err = run("attend", self.file, "-o", os.path.join(self.dir, "x"), "--project", self.maps)
+        self.assertEqual(rc, 1)
+        self.assertIn("project is [2,2,2] but heads are [8,10]", err)
+
+
+class HeadGroups(unittest.TestCase):
+    """generate --tp on real weights: 3 KV heads."""
+
+    def test_same_text(self):
+        cache = os.environ.get("DCP_ATTN_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "dcp-attn")
+        model = os.path.join(cache, "models", "smollm2-135m.gguf")
+        if not os.path.exists(model):
+            self.skipTest(f"no {model}; scripts/fetch-model.sh smollm2-135m fetches it")
+        said = {}
+        for name, args in (("one", ("-n", "1")), ("tp", ("-n", "3", "--tp", "3")), ("both", ("-n", "6", "--tp", "3"))):
+            rc, out, err = run("generate", "-m", model, "-p", "The history of mathematics begins with counting. Long before", "--raw", "--temp", "0", "--max-tokens", "8", "--json", *args)
+            self.assertEqual(rc, 0, err)
+            said[name] = json.loads(out)
+        n = said["one"]["table"][0]["kv_tokens"]
+        one = said["one"]["table"][0]["kv_bytes"]
+        for name in ("tp", "both"):
+            self.assertEqual(said[name]["ids"], said["one"]["ids"])
+            self.assertTrue(all(3 * r["kv_bytes"] == one for r in said[name]["table"]), "a third of the KV heads, in one page each")
+        self.assertEqual([r["kv_tokens"] for r in said["tp"]["table"]], [n, n, n])
+        self.assertEqual(sum(r["kv_tokens"] for r in said["both"]["table"]), 3 * n)
+        rc, _, err = run("generate", "-m", model, "-p", "a", "-n", "4", "--tp", "2", "--max-tokens", "1")
+        self.assertEqual(rc, 1)
+        self.assertIn("must divide the 4 ranks and the model's 3 KV heads", err)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of `bench attend | extend | product | oom` and of `bench generate`'s report. Usage: test_bench_attend.py DCP_ATTN [unittest options]"""
+import json, os, shutil, subprocess, sys, unittest
+
+import bench_cases
+from bench_cases import run
+
+ROW = {"case", "keys", "tokens", "ranks", "threads", "dtype", "isa", "time_us", "read_fraction", "matrix_fraction", "workspace_bytes", "peak_extra_bytes"}
+SMALL = ("--cold", "0", "--iters", "3", "--product-bytes", "200K")
+MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "gguf", "llama-f32.gguf")
+
+
+class BenchAttend(unittest.TestCase):
+    def bench(self, what, *args, ran=True):
+        rc, out, err = run("bench", what, "--json", *SMALL, *args)
+        self.assertEqual(rc, 0, err)
+        said = json.loads(out)
+        machine = said["machine"]
+        self.assertGreater(machine["matrix_GFLOPs"], 0)
+        self.assertIn(machine["matrix_isa"], machine["peaks_GFLOPs"])
+        if ran:
+            self.assertGreater(machine["read_GBps"], 0)
+        for row in said["rows"]:
+            self.assertLessEqual(ROW, set(row))
+            self.assertEqual(row["wrong"], 0, row)
+            if ran:
+                self.assertLessEqual(row["time_us"]["min"], row["time_us"]["median"])
+                self.assertGreater(row["read_fraction"], 0)
+                self.assertGreater(row["matrix_fraction"], 0)
+            if row["case"] != "product":
+                self.assertLessEqual(row["workspace_bytes"], 64 << 20)
+                self.assertLessEqual(row["peak_extra_bytes"], row["workspace_bytes"] + (1 << 20))
+        return said["rows"]
+
+    def test_defaults(self):
+        rows = self.bench("attend", "--keys", "700")
+        self.assertEqual([(r["case"], r["tokens"], r["dtype"]) for r in rows],
+                         [("gqa-decode", 1, "bf16"), ("mla-decode", 1, "bf16"), ("mla-decode", 2, "bf16"), ("product", 1, "Q8_0"),
+                          ("product", 1, "Q4_1")])
+        rows = self.bench("extend", "--keys", "100", "--tokens", "20")
+        self.assertEqual([(r["case"], r["keys"], r["tokens"]) for r in rows], [("gqa-extend", 100, 20), ("mla-extend", 100, 20)])
+
+    def test_sweeps(self):
+        rows = self.bench("attend", "--case", "gqa-decode", "--keys", "64..1K", "--factor", "4", "--ranks", "1,2,3", "--threads", "1,2", "--heads", "6",
+                          "--kv-heads", "2", "--head-dim", "32", "--dtype", "f32,f16,bf16,int8,fp8")
+        self.assertEqual({(r["keys"], r["ranks"], r["threads"], r["dtype"]) for r in rows},
+                         {(k, n, t, d) for k in (64, 256, 1024) for n in (1, 2, 3) for t in (1, 2) for d in ("f32", "f16", "bf16", "int8", "fp8")})
+
+    def test_threads_and_shapes(self):
+        for comm in ("threads", "shm"):
+            for args in (("--case", "mla-extend", "--heads", "5", "--latent", "24", "--rope", "8", "--tokens", "3,9", "--interleave", "16"),
+                         ("--case", "gqa-extend", "--window", "40", "--tokens", "30", "--heads", "8", "--memory", "2M")):
+                rows = self.bench("extend", "--comm", comm, "-n", "2", "-t", "1", "--keys", "150", *args)
+                self.assertEqual({r["comm"] for r in rows}, {comm})
+                for r in rows:
+                    split = r["split_us"]
+                    self.assertGreater(split["partial"], 0)
+                    self.assertGreater(split["merge"], 0)
+
+    def test_isa(self):
+        rows = self.bench("attend", "--case", "gqa-decode,product", "--keys", "100", "--isa", "scalar,auto", "--heads", "2", "--kv-heads", "1")
+        self.assertEqual(rows[0]["isa"], "scalar")
+        self.assertEqual({r["isa"] for r in rows[:3]}, {"scalar"})
+
+    def test_products(self):
+        types = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "BF16", "F32")
+        for exact in ((), ("--exact",)):
+            rows = self.bench("product", "--types", ",".join(types), "--product-k", "512", "-n", "2", "-t", "1", *exact)
+            self.assertEqual([r["dtype"] for r in rows], list(types))
+            self.assertEqual({(r["case"], r["keys"], r["exact"]) for r in rows}, {("product", None, bool(exact))})
+
+    def test_memory_only(self):
+        rows = self.bench("extend", "--case", "mla-extend", "--keys", "300", "--tokens", "64", "--iters", "0", ran=False)
+        self.assertIsNone(rows[0]["time_us"]["min"])
+        self.assertGreater(rows[0]["workspace_bytes"], 0)
+
+    def test_table(self):
+        rc, out, err = run("bench", "attend", *SMALL, "--keys", "100", "-n", "1,2", "-t", "1")
+        self.assertEqual(rc, 0, err)
+        for word in ("% read", "% peak", "g/p/m", "workspace", "mla-decode", "Q8_0", "wrong"):
+            self.assertIn(word, out)
+        self.assertLessEqual(max(map(len, out.splitlines())), 100)
+
+    def test_mpi(self):
+        if shutil.which("mpirun.openmpi") is None:
+            self.skipTest("no Open MPI")
+        env = {k: v for k, v in os.environ.items() if not k.startswith("DCP_ATTN_")}
+        env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        p = subprocess.run(["mpirun.openmpi", "--oversubscribe", "-n", "2", bench_cases.EXE, "bench", "attend", "--json", *SMALL, "--keys", "100", "-t", "1"],
+                           capture_output=True, text=True, env=env, timeout=120)
+        self.assertEqual(p.returncode, 0, p.stderr)
+        rows = json.loads(p.stdout)["rows"]
+        self.assertEqual({(r["ranks"], r["comm"], r["wrong"]) for r in rows}, {(2, "mpi", 0)})
+
+    def test_usage(self):
+        for what, args, word in (("attend", ["--case", "gpt"], "--case"), ("attend", ["--keys", "4..2"], "--keys"), ("extend", ["--tokens", "0"], "--tokens"),
+                                 ("attend", ["--dtype", "f64"], "--dtype"), ("product", ["--types", "Q9_0"], "--types"),
+                                 ("product", ["--product-k", "300"], "--product-k"), ("attend", ["--isa", "mmx"], "--isa"),
+                                 ("attend", ["--ranks", "x"], "--ranks"), ("attend", ["--threads", "99999"], "--threads"),
+                                 ("attend", ["--heads", "9", "--kv-heads", "2"], "--heads"), ("oom", ["--window", "3"], "--window"),
+                                 ("oom", ["--comm", "threads"], "--comm")):
+            rc, out, err = run("bench", what, *args)
+            self.assertEqual((rc, out), (2, ""), err)
+            self.assertIn(word, err)
+
+    def test_memory_limit(self):
+        rc, out, err = run("bench", "attend", *SMALL, "--keys", "8K", env={"DCP_ATTN_MEMORY_LIMIT": "8M"})
+        self.assertEqual((rc, out), (1, ""))
+        self.assertIn("bytes wanted", err)
+        self.assertIn("limit of 8388608", err)
+        rc, out, err = run("bench", "attend", *SMALL, "--keys", "64", env={"DCP_ATTN_MEMORY_LIMIT": "8 apples"})
+        self.assertEqual((rc, out), (1, ""))
+        self.assertIn("DCP_ATTN_MEMORY_LIMIT", err)
+
+
+class BenchOom(unittest.TestCase):
+    """The out-of-memory demonstration with a small shape."""
+
+    def oom(self, *args):
+        rc, out, err = run("bench", "oom", "--json", "--tokens", "512", "--heads", "24", "--prefix", "100", "--window", "48", "--memory", "3M", *args)
+        self.assertEqual(rc, 0, err)
+        return json.loads(out)
+
+    def test_under_a_cap(self):
+        for n in (2, 3):
+            said = self.oom("-n", str(n), "--formula-ranks", "8")
+            rows = {r["form"]: r for r in said["rows"]}
+            for form in ("temporaries", "in-place"):
+                self.assertFalse(rows[form]["finished"])
+                self.assertIn("bytes wanted", rows[form]["error"])
+                self.assertIn(f"limit of {said['cap_bytes']}", rows[form]["error"])
+                self.assertGreater(rows[form]["predicted_bytes"], said["cap_bytes"])
+            row = rows["streaming"]
+            self.assertTrue(row["finished"])
+            self.assertEqual(row["wrong"], 0)
+            self.assertLessEqual(row["workspace_bytes"], 3 << 20)
+            self.assertLessEqual(row["peak_bytes"], said["cap_bytes"])
+            self.assertLess(abs(row["peak_bytes"] - row["predicted_bytes"]), 1 << 20)
+            self.assertGreater(rows["temporaries"]["formula_bytes"], rows["in-place"]["formula_bytes"])
+
+    def test_without(self):
+        said = self.oom("-n", "2", "--no-cap")
+        for row in said["rows"]:
+            self.assertTrue(row["finished"])
+            self.assertEqual(row["wrong"], 0, row)
+            self.assertLess(abs(row["peak_bytes"] - row["predicted_bytes"]), 1 << 20, row)
+
+    def test_text(self):
+        rc, out, err = run("bench", "oom", "--tokens", "256", "--heads", "24", "--prefix", "10", "--window", "48", "--memory", "3M", "--formula-ranks", "8")
+        self.assertEqual(rc, 0, err)
+        for word in ("out of memory", "cap of each rank", "bytes wanted", "by formula", "streaming operator"):
+            self.assertIn(word, out)
+
+
+class BenchGenerate(unittest.TestCase):
+    def test_json(self):
+        rc, out, err = run("bench", "generate", "-m", MODEL, "-n", "2", "-t", "1", "-p", "6", "-g", "3", "-d", "0,4..16", "-r", "2", "--json")
+        self.assertEqual(rc, 0, err)
+        said = json.loads(out)
+        self.assertEqual([r["test"] for r in said["rows"]], ["pp6", "tg3", "pp6 @ d4", "tg3 @ d4", "pp6 @ d16", "tg3 @ d16"])
+        for row in said["rows"]:
+            self.assertEqual((row["case"], row["ranks"], row["keys"]), ("generate", 2, row["depth"]))
+            self.assertGreater(row["tokens_per_s_median"], 0)
+            self.assertGreater(row["peak_bytes"], row["workspace_bytes"])
+            self.assertLessEqual(row["time_us"]["min"], row["time_us"]["median"])
+        self.assertIn("cpu", said["machine"])
+
+
+if __name__ == "__main__":
+    bench_cases.EXE = os.path.abspath(sys.argv.pop(1))
+    unittest.main()
