@@ -19,7 +19,7 @@ enum { MAX_REPS = 100, N_TESTS_MAX = 2 * BENCH_MAX_ITEMS, N_COLUMNS = 11 };
 
 struct bench_generate_values {
     struct model_opts run;
-    const char *depth_text;
+    const char *depth_text, *fill;
     int64_t prompt, tokens, reps;
     bool json;
     double factor;
@@ -37,6 +37,9 @@ static const struct option_def bench_generate_options[] = {
      "tokens of context before the test: 0,4096 or 1K..128K (default 0)"},
     {"factor", 0, OPT_FLOAT, AT(factor), "F", 1.01, 1e6, NULL,
      "from one depth of A..B to the next (default 4)"},
+    {"fill", 0, OPT_STRING, AT(fill), "HOW", 0, 0, NULL,
+     "how that context comes: prompt, or random keys and values, which take less long (default "
+     "prompt)"},
     {"reps", 'r', OPT_INT, AT(reps), "N", 1, MAX_REPS, NULL, "times of each test (default 3)"},
     MODEL_OPTIONS(struct bench_generate_values, run),
     {"json", 0, OPT_FLAG, AT(json), NULL, 0, 0, NULL, "one JSON object on stdout"},
@@ -70,6 +73,7 @@ struct bench_generate_run {
     struct token_list ids; /* enough for the deepest test */
     int64_t context;
     int cpus_usable; /* before ranks were bound */
+    bool is_filled;  /* the context is no prompt's */
 };
 
 /* The tokens of one repetition, from the same state each time. */
@@ -104,6 +108,8 @@ static dcp_status run_test(struct session *s, const struct bench_generate_run *r
     const int64_t have = session_length(s);
     if (have > t->depth) {
         DCP_TRY(session_truncate(s, t->depth));
+    } else if (have < t->depth && run->is_filled) {
+        DCP_TRY(session_fill(s, t->depth));
     } else if (have < t->depth) {
         DCP_TRY(
             session_step(s, run->ids.ids + have, t->depth - have, NULL, NULL, NULL, NULL, &logits));
@@ -171,6 +177,7 @@ static void print_results(dcp_group *g, const struct bench_generate_run *run,
     }
     printf("%s, %d rank%s (%s)\n", run->model.path, dcp_group_size(g),
            dcp_group_size(g) == 1 ? "" : "s", dcp_group_kind(g));
+    if (run->is_filled) printf("context filled with random keys and values, not by a prompt\n");
     table_print(stdout, n_tests + 1, N_COLUMNS, &cells[0][0]);
 }
 
@@ -198,6 +205,7 @@ static void print_json(dcp_group *g, const struct bench_generate_run *run,
     jout_int(&j, "ranks", dcp_group_size(g));
     jout_int(&j, "threads", n_threads);
     jout_str(&j, "comm", dcp_group_kind(g));
+    jout_str(&j, "fill", run->is_filled ? "random" : "prompt");
     jout_array(&j, "rows");
     for (int i = 0; i < n_tests; i++) {
         const struct test_result *t = &tests[i];
@@ -297,6 +305,9 @@ static dcp_status draw_ids(struct bench_generate_run *run, int64_t n)
     return DCP_OK;
 }
 
+/* Ids are drawn before a cache is asked for, so what is absurd ends here. */
+enum { MAX_DEPTH = 1 << 24 };
+
 int bench_generate(int argc, char **argv)
 {
     struct bench_generate_values v = {
@@ -306,12 +317,16 @@ int bench_generate(int argc, char **argv)
     if (!command_parse(&bench_generate_command, argc, argv, &v, &n_operands, &rc)) return rc;
     if (v.run.model == NULL)
         return usage_error(&bench_generate_command, "-m FILE|NAME must be given");
-    if (!bench_read_list(v.depth_text != NULL ? v.depth_text : "0", v.factor, 0, (int64_t)1 << 40,
+    if (!bench_read_list(v.depth_text != NULL ? v.depth_text : "0", v.factor, 0, MAX_DEPTH,
                          &v.depths))
         return usage_error(&bench_generate_command,
-                           "--depth: '%s' is not a list of up to %d numbers from 0 on, between "
-                           "commas, or of ranges A..B",
-                           v.depth_text, BENCH_MAX_ITEMS);
+                           "--depth: '%s' is not a list of up to %d numbers from 0 to %d, "
+                           "between commas, or of ranges A..B",
+                           v.depth_text, BENCH_MAX_ITEMS, MAX_DEPTH);
+    run.is_filled = v.fill != NULL && strcmp(v.fill, "random") == 0;
+    if (v.fill != NULL && !run.is_filled && strcmp(v.fill, "prompt") != 0)
+        return usage_error(&bench_generate_command, "--fill is '%s'; prompt and random are known",
+                           v.fill);
     if (v.prompt == 0 && v.tokens == 0)
         return usage_error(&bench_generate_command, "--prompt-tokens and --tokens are both 0");
     int64_t deepest = 0;

@@ -11,9 +11,10 @@ static bool read_number(const char **at, int64_t *value_out)
     char *end = NULL;
     long long v = strtoll(*at, &end, 10);
     if (end == *at || v < 0) return false;
-    const char *unit = *end != '\0' ? strchr("KMG", *end) : NULL;
+    static const char units[] = "KMG";
+    const char *unit = *end != '\0' ? strchr(units, *end) : NULL;
     if (unit != NULL) {
-        const int shift = 10 * (int)(unit - "KMG" + 1);
+        const int shift = 10 * (int)(unit - units + 1);
         if (v > (INT64_MAX >> (shift + 1))) return false;
         v <<= shift;
         end++;

@@ -29,7 +29,8 @@ struct oom_values {
 
 #define AT(field) offsetof(struct oom_values, field)
 static const struct option_def oom_options[] = {
-    RANKS_OPTION(struct oom_values, rank),
+    {"ranks", 'n', OPT_INT, AT(rank.ranks), "N", 1, 4096, NULL,
+     "number of ranks (default 2; under mpirun: as many as it starts)"},
     THREADS_OPTION(struct oom_values, rank),
     {"tokens", 0, OPT_INT, AT(tokens), "T", 1, 1 << 24, NULL, "new tokens (default 16384)"},
     {"prefix", 0, OPT_INT, AT(prefix), "N", 0, 1 << 30, NULL,

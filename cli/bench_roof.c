@@ -21,7 +21,7 @@
 
 enum { N_FLOATS = 4096, N_ROWS = 6, DEPTH = 64 };
 
-/* Random floats, and the same as bf16 pairs; filled once, by whoever comes first (same values). */
+/* Random floats, and the same as bf16 pairs; each thread has its own. */
 struct operands {
     _Alignas(64) float f32[N_FLOATS];
     _Alignas(64) uint16_t bf16[2 * N_FLOATS];

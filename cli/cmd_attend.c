@@ -86,6 +86,12 @@ struct attend_rank {
 static dcp_status check_shapes(const struct attend_values *v, const struct attend_rank *a)
 {
     const char *path = v->input;
+    if (a->n_heads < 1 || a->key_dim < 1 || a->value_dim < 1)
+        return dcp__fail(DCP_ERR_FORMAT,
+                         "%s: %lld query heads, keys of %lld values and values of %lld; none may "
+                         "be 0",
+                         path, (long long)a->n_heads, (long long)a->key_dim,
+                         (long long)a->value_dim);
     if (a->k->dims[2] != a->key_dim)
         return dcp__fail(DCP_ERR_FORMAT, "%s: q has dimension %lld, k %lld; they must be equal",
                          path, (long long)a->key_dim, (long long)a->k->dims[2]);
@@ -320,6 +326,11 @@ static void print_report(dcp_group *g, const struct attend_values *v, const dcp_
         fprintf(stderr, "workspace %s a rank, %s moved\n",
                 table_bytes((uint64_t)t->workspace_bytes, a),
                 table_bytes((uint64_t)t->wire_bytes, b));
+        if (stats->nonfinite_values > 0 || stats->lse_bad > 0)
+            fprintf(stderr,
+                    "left out: %lld values and %lld LSEs of partial results that were NaN or "
+                    "infinite\n",
+                    (long long)stats->nonfinite_values, (long long)stats->lse_bad);
         return;
     }
     struct json_out j;
@@ -409,5 +420,8 @@ int cmd_attend(int argc, char **argv)
     if (!command_parse(&attend_command, argc, argv, &v, &n_operands, &rc)) return rc;
     if (v.output == NULL) return usage_error(&attend_command, "-o FILE must be given");
     v.input = argv[0];
+    if (would_replace(&attend_command, "-o", v.output, v.input) ||
+        would_replace(&attend_command, "-o", v.output, v.project))
+        return EXIT_USAGE;
     return run_on_ranks(&v.rank, v.rank.ranks, attend_rank_main, &v);
 }

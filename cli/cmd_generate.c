@@ -380,6 +380,9 @@ int cmd_generate(int argc, char **argv)
     if (v.run.model == NULL) return usage_error(&generate_command, "-m FILE|NAME must be given");
     if (v.raw && v.system != NULL)
         return usage_error(&generate_command, "--system needs a chat template; --raw has none");
+    if (would_replace(&generate_command, "--logits", v.logits, v.run.model) ||
+        would_replace(&generate_command, "--logits", v.logits, v.file))
+        return EXIT_USAGE;
     rc = model_text(&generate_command, v.prompt, v.file, &text, &n_bytes);
     if (rc != EXIT_DONE) return rc;
     dcp_status st = model_open(v.run.model, &run.model);

@@ -40,7 +40,8 @@ static const struct option_def merge_options[] = {
      "of --compare: absolute (default rtol times the largest value of the row)"},
     {"cut", 0, OPT_ENUM, AT(cut), NULL, 0, 0, CUT_CHOICES,
      "how the ranks share the merging (default heads)"},
-    {"algo", 0, OPT_ENUM, AT(algo), NULL, 0, 0, ALGO_CHOICES, "merge algorithm (default auto)"},
+    {"algo", 0, OPT_ENUM, AT(algo), NULL, 0, 0, ALGO_CHOICES "|allreduce-temp",
+     "merge algorithm (default auto)"},
     {"nonfinite", 0, OPT_ENUM, AT(nonfinite), NULL, 0, 0, "zero|propagate|error",
      "NaN and infinities in non-empty rows (default zero)"},
     {"sink", 0, OPT_STRING, AT(sink), "FILE", 0, 0, NULL, "safetensors file with sink [H]"},
@@ -342,5 +343,10 @@ int cmd_merge(int argc, char **argv)
     if (v.output == NULL && v.compare == NULL)
         return usage_error(&merge_command, "-o FILE must be given, or --compare FILE");
     v.files = argv;
+    for (int i = 0; i < v.n_files; i++)
+        if (would_replace(&merge_command, "-o", v.output, v.files[i])) return EXIT_USAGE;
+    if (would_replace(&merge_command, "-o", v.output, v.sink) ||
+        would_replace(&merge_command, "-o", v.output, v.compare))
+        return EXIT_USAGE;
     return run_on_ranks(&v.rank, v.n_files, merge_rank_main, &v);
 }

@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -52,6 +53,17 @@ int failed(void)
     }
     fprintf(stderr, "dcp-attn: %s\n", message_plain(dcp_last_error()));
     return EXIT_FAILED;
+}
+
+bool would_replace(const struct command_def *cmd, const char *what, const char *output,
+                   const char *input)
+{
+    struct stat a, b;
+    if (output == NULL || input == NULL || stat(output, &a) != 0 || stat(input, &b) != 0)
+        return false;
+    if (!S_ISREG(a.st_mode) || a.st_dev != b.st_dev || a.st_ino != b.st_ino) return false;
+    (void)usage_error(cmd, "%s %s would replace an input of this command", what, output);
+    return true;
 }
 
 bool isa_is_there(int isa, char *text_out, size_t n_bytes)

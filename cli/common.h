@@ -71,6 +71,10 @@ int usage_error(const struct command_def *cmd, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 /* Prints this thread's last error; returns EXIT_FAILED. Under an MPI launcher rank 0 comes first. */
 int failed(void);
+/* Usage error, said: what ("-o") would replace the input file. Regular files only, links seen
+ * through. A path that is NULL: false. */
+bool would_replace(const struct command_def *cmd, const char *what, const char *output,
+                   const char *input);
 
 /* False, and why, where the CPU lacks the level isa (index in ISA_CHOICES). */
 bool isa_is_there(int isa, char *text_out, size_t n_bytes);

@@ -257,22 +257,57 @@ void forward_add(struct forward *f, const float *w)
                 f->model->cfg.norm_eps);
 }
 
+static struct weight weight_rows(const struct weight *w, int64_t begin, int64_t end)
+{
+    struct weight part = *w;
+    if (begin < 0) begin = 0;
+    end = min_i64(end, w->n_rows);
+    part.n_rows = end > begin ? end - begin : 0;
+    if (part.n_rows > 0) part.data = (const char *)w->data + (size_t)begin * w->row_bytes;
+    return part;
+}
+
+/* The same of a step's only token, k and v by all ranks together. */
+static dcp_status qkv_together(struct forward *f, const struct layer *w, float *const *ys)
+{
+    const int64_t d = f->model->cfg.d_model, n_k = w->wk.n_rows, n_v = w->wv.n_rows;
+    const size_t *off = f->kv_off + f->model->rank;
+    const int64_t begin = (int64_t)(off[0] / sizeof(float)),
+                  end = (int64_t)(off[1] / sizeof(float));
+    const struct weight k = weight_rows(&w->wk, begin, end);
+    const struct weight v = weight_rows(&w->wv, begin - n_k, end - n_k);
+    float *const v_at = f->kv + (begin > n_k ? begin : n_k);
+    DCP_TRY(forward_products(f, (const struct weight *const[]){&w->wq, &k, &v}, 3, f->y, d, 1,
+                             (float *const[]){ys[0], f->kv + begin, v_at},
+                             (const int64_t[]){w->wq.n_rows, k.n_rows, v.n_rows}));
+    DCP_TRY(forward_gather(f, f->kv, 1, n_k + n_v, f->kv_off, LOOSE));
+    if (f->n_own == 0) return DCP_OK;
+    memcpy(ys[1], f->kv, (size_t)n_k * sizeof(float));
+    memcpy(ys[2], f->kv + n_k, (size_t)n_v * sizeof(float));
+    return DCP_OK;
+}
+
 /* k (n_own, Hkv, Dk) and v (n_own, Hkv, D) of own tokens, and q (n_live, H_r, Dk) of own heads. */
 dcp_status forward_qkv(struct forward *f, int64_t l)
 {
     const struct model *m = f->model;
     const struct layer *w = &m->layers[l];
     const int64_t d = m->cfg.d_model, n_own = f->n_own, live = forward_n_live(f);
-    const float *y_own = forward_own_y(f);
 
     /* one pass over x where q, k and v are wanted for the same rows */
     const struct weight *const ws[3] = {&w->wq, &w->wk, &w->wv};
     float *const ys[3] = {forward_q_rows(f).data, f->k, f->v};
     const int64_t strides[3] = {w->wq.n_rows, w->wk.n_rows, w->wv.n_rows};
     const bool same_rows = n_own == live && n_own == f->n_rows;
-    DCP_TRY(forward_products(f, ws, same_rows ? 3 : 1, f->y + forward_live_at(f) * d, d, live, ys,
-                             strides));
-    if (!same_rows) DCP_TRY(forward_products(f, ws + 1, 2, y_own, d, n_own, ys + 1, strides + 1));
+    if (f->kv != NULL && f->n_tokens == 1) {
+        DCP_TRY(qkv_together(f, w, ys));
+    } else {
+        DCP_TRY(forward_products(f, ws, same_rows ? 3 : 1, f->y + forward_live_at(f) * d, d, live,
+                                 ys, strides));
+        if (!same_rows)
+            DCP_TRY(
+                forward_products(f, ws + 1, 2, forward_own_y(f), d, n_own, ys + 1, strides + 1));
+    }
 
     const float *const biases[3] = {w->bq, w->bk, w->bv};
     for (int i = 0; i < 3; i++)

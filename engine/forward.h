@@ -17,7 +17,11 @@
  *   rows     0         B        2B       T
  *            |-before--|-before-|-before-|  attention  |-after-|-after-|-after-|
  *
- * so that what grows with T is x, and attention's own input and result. Four gathers a tile besides
+ * A step of one token: its owner would make k and v while the others wait at attention's entry. So
+ * each rank makes some rows of them, as many as even out its rows of q, and these are gathered; it
+ * costs a gather (about 1.5 us where ranks see each other's memory).
+ *
+ * So what grows with T is x, and attention's own input and result. Four gathers a tile besides
  * attention's own exchange. o, a and h lie in group memory, which peers read directly. The last
  * layer computes only the rows whose logits are asked for. */
 #ifndef DCP_ENGINE_FORWARD_H
@@ -87,6 +91,8 @@ struct forward {
     float *y;      /* (B, d) normed */
     float *y_own;  /* (B_own, d) normed rows of own tokens; NULL where one rank owns all */
     float *k, *v;  /* (B_own, Hkv, Dk), (B_own, Hkv, D); v NULL where the cache is latent */
+    float *kv;     /* (Hkv (Dk + D)) group memory, gathered: k, then v of a step's only token; NULL
+                      where its owner makes them alone */
     float *o;      /* (B, H, out) group memory, gathered */
     float *a;      /* (B, d) group memory, gathered */
     float *h;      /* (B, ffn) group memory, gathered */
@@ -99,7 +105,7 @@ struct forward {
     struct forward_moe moe;
 
     /* (N + 1) where each rank's columns begin, in bytes of a row */
-    size_t *embd_off, *o_off, *cols_off, *ffn_off, *vocab_off;
+    size_t *embd_off, *kv_off, *o_off, *cols_off, *ffn_off, *vocab_off;
     size_t activation_bytes;
     struct forward_times times;
 };

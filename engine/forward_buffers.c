@@ -91,6 +91,7 @@ static void list_buffers(struct forward *f, struct buffer_list *list)
     add(list, &f->up, tile, range_size(m->ffn), false);
     add_mla(list, f, tile, n_own);
     /* collective from here on: the order is the same on all ranks */
+    if (forward_shares_kv(m)) add(list, &f->kv, 1, n_kv * (c->key_dim + c->value_dim), true);
     add(list, &f->o, tile, c->n_heads * c->out_dim, true);
     add(list, &f->a, tile, c->d_model, true);
     add(list, &f->h, tile, c->d_ffn, true);
@@ -159,6 +160,23 @@ static dcp_status offsets(struct forward *f, int64_t n_items, int64_t item_elems
     return DCP_OK;
 }
 
+/* Rows of k and v of a single token that ranks up to this one make: with its rows of q each has
+ * about as many. In whole groups of rows that kernels take at a time. */
+static int64_t kv_end(const struct model *m, int rank)
+{
+    enum { GROUP = 8 };
+    const struct model_config *c = &m->cfg;
+    const int64_t n_kv = range_size(m->kv_heads) * (c->key_dim + c->value_dim);
+    const int64_t n_all = c->n_heads * c->key_dim + n_kv;
+    int64_t end = 0;
+    for (int r = 0; r < rank + 1; r++) {
+        const int64_t n_q = model_heads(m, r).end * c->key_dim;
+        const int64_t goal = (n_all * (r + 1) / m->n_ranks - n_q) / GROUP * GROUP;
+        if (goal > end) end = min_i64(goal, n_kv);
+    }
+    return rank + 1 == m->n_ranks ? n_kv : end;
+}
+
 dcp_status forward_init_own(struct forward *f)
 {
     const struct model_config *c = &f->model->cfg;
@@ -167,6 +185,9 @@ dcp_status forward_init_own(struct forward *f)
     DCP_TRY(offsets(f, c->n_heads, c->out_dim, &f->o_off));
     for (int r = 0; r < f->model->n_ranks; r++)
         f->o_off[r + 1] = (size_t)(model_heads(f->model, r).end * c->out_dim) * sizeof(float);
+    DCP_TRY(offsets(f, 0, 0, &f->kv_off));
+    for (int r = 0; r < f->model->n_ranks && forward_shares_kv(f->model); r++)
+        f->kv_off[r + 1] = (size_t)kv_end(f->model, r) * sizeof(float);
     DCP_TRY(offsets(f, c->d_model, 1, &f->cols_off));
     DCP_TRY(offsets(f, c->d_ffn, 1, &f->ffn_off));
     DCP_TRY(offsets(f, c->mla.q_rank, 1, &f->mla.q_a_off));
@@ -210,8 +231,8 @@ void forward_fini(struct forward *f)
                 dcp__free(p);
         }
     }
-    size_t *const offs[] = {f->vocab_off, f->ffn_off,        f->cols_off,
-                            f->o_off,     f->embd_off,       f->moe.scores_off,
-                            f->moe.h_off, f->moe.shared_off, f->mla.q_a_off};
+    size_t *const offs[] = {f->vocab_off,   f->ffn_off,        f->cols_off,  f->o_off,
+                            f->embd_off,    f->moe.scores_off, f->moe.h_off, f->moe.shared_off,
+                            f->mla.q_a_off, f->kv_off};
     for (size_t i = 0; i < sizeof(offs) / sizeof(offs[0]); i++) dcp__free(offs[i]);
 }

@@ -47,6 +47,12 @@ static inline struct rows forward_q_rows(const struct forward *f)
     return (struct rows){n > 0 ? f->q + row * width : f->q, n, width, width};
 }
 
+/* Whether all ranks make k and v of a step's only token: they have the rows for it. */
+static inline bool forward_shares_kv(const struct model *m)
+{
+    return m->n_ranks > 1 && m->kv_ranks == m->n_ranks && m->cfg.mla.kv_rank == 0;
+}
+
 /* o (n_rows, H, out) own heads = W_UV of the latent result; MLA's absorbed form. */
 dcp_status forward_mla_values(struct forward *f, int64_t l);
 

@@ -386,6 +386,58 @@ dcp_status session_truncate(struct session *s, int64_t length)
     return dcp_cache_truncate(s->f.cache, 0, length);
 }
 
+/* n numbers of variance 1, by splitmix64. */
+static void draw(uint64_t seed, float *to, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t z = seed += 0x9e3779b97f4a7c15u;
+        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+        z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+        to[i] = (float)(int32_t)(z >> 32) * (1.7320508f * 0x1p-31f);
+    }
+}
+
+/* Own tokens [local, local + n) of layer l, through rows, which holds n of k and v. */
+static dcp_status fill_rows(struct session *s, int64_t l, int64_t local, int64_t n, float *rows)
+{
+    const struct model *m = s->model;
+    const int64_t n_kv = m->kv_heads.end - m->kv_heads.begin, first = m->kv_heads.begin;
+    const int64_t k_width = n_kv * m->cfg.key_dim, v_width = n_kv * m->cfg.value_dim;
+    float *k = rows, *v = rows + n * k_width;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t pos = dcp_pos_global(local + i, m->kv_ranks, m->kv_rank, s->opts.interleave);
+        for (int64_t h = 0; h < n_kv; h++) {
+            const uint64_t seed =
+                (uint64_t)((pos * m->cfg.n_layers + l) * m->cfg.n_kv_heads + first + h) << 32;
+            draw(seed, k + i * k_width + h * m->cfg.key_dim, m->cfg.key_dim);
+            draw(~seed, v + i * v_width + h * m->cfg.value_dim, m->cfg.value_dim);
+        }
+    }
+    return dcp_cache_store(s->f.cache, 0, l, local, n, k, k_width, v, v_width);
+}
+
+dcp_status session_fill(struct session *s, int64_t length)
+{
+    enum { ROWS = 64 };
+    const struct model *m = s->model;
+    const int64_t have = session_length(s);
+    if (length < have || length > s->opts.context)
+        return dcp__fail(DCP_ERR_ARG, "fill up to %lld tokens; there are %lld, and %lld at most",
+                         (long long)length, (long long)have, (long long)s->opts.context);
+    void *rows = NULL;
+    DCP_TRY(dcp__alloc_array(ROWS * (size_t)(m->kv_heads.end - m->kv_heads.begin),
+                             (size_t)(m->cfg.key_dim + m->cfg.value_dim) * sizeof(float),
+                             "rows to fill a cache with", &rows));
+    dcp_status st = dcp_cache_extend(s->f.cache, 0, length - have);
+    int64_t at = dcp_local_length(have, m->kv_ranks, m->kv_rank, s->opts.interleave);
+    const int64_t end = dcp_local_length(length, m->kv_ranks, m->kv_rank, s->opts.interleave);
+    for (; st == DCP_OK && at < end; at += ROWS)
+        for (int64_t l = 0; st == DCP_OK && l < m->cfg.n_layers; l++)
+            st = fill_rows(s, l, at, end - at < ROWS ? end - at : ROWS, rows);
+    dcp__free(rows);
+    return st;
+}
+
 /* --- what there is --- */
 
 int32_t session_vocab(const struct session *s)

@@ -76,6 +76,10 @@ dcp_status session_step(struct session *s, const int32_t *ids, int64_t n_ids,
 void session_reset_times(struct session *s);
 /* Forget positions >= length. Every rank with the same length. */
 dcp_status session_truncate(struct session *s, int64_t length);
+/* For benches: keys and values of positions session_length to length - 1 are drawn from a fixed
+ * rule (uniform, variance 1, the same for any number of ranks) in place of a prompt's. Local: every
+ * rank with the same length. */
+dcp_status session_fill(struct session *s, int64_t length);
 /* Collective: fills reports [group size]. */
 dcp_status session_report(struct session *s, struct session_rank_report *reports);
 /* Names of the replicated weights and their bytes on this rank, as text for the report ("attn_norm,

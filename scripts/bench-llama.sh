@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Tokens per second side by side with llama.cpp: same weights, same cores, turns taken in one run.
 # llama.cpp comes as the source that PyPI's llama-cpp-python carries and is built outside this tree,
 # in ${DCP_ATTN_CACHE:-${XDG_CACHE_HOME:-~/.cache}/dcp-attn}/llama.

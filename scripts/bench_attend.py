@@ -63,7 +63,7 @@ def section(runs, models):
            "rounds, on the same CPUs; an iteration's time is its slowest rank's. Keys lie in as many copies as make 1 GiB, so that each run reads memory. "
            "*of plain read*: time of the best plain read of all ranks' keys and values (of the matrix) over the time. *of matrix peak*: "
            "multiply-adds per second over the best of the machine's units. *error*: the largest of sampled outputs against an oracle in double, over the "
-           "largest value (products: over the sum of |w|); *wrong*: elements beyond what the arithmetic allows. Memory: the largest rank's, beyond its "
+           "largest value (products: over their rms); *wrong*: elements beyond what the arithmetic allows. Memory: the largest rank's, beyond its "
            "queries, keys and result. Where ranks outnumber the CPUs, times hold the scheduler's turns as well; median over min tells the noise.", "",
            "![fractions of the roofs over context](bench-attend.svg)", ""]
     for name, run in runs:

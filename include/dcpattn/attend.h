@@ -100,7 +100,8 @@ typedef struct dcp_attend_seq {
     int64_t window;          /**< 0 = none; sees pos - W < p <= pos, causal or not */
 } dcp_attend_seq;
 
-/** One call. Everything but view, q, out and lse must be the same on all ranks. */
+/** One call. Everything but view, scales, q, out and lse must be the same on all ranks; maps
+ * (project) are those of the rank's head group. */
 typedef struct dcp_attend_args {
     size_t struct_size;
     const dcp_attend_seq *seqs; /**< rows come in this order */
@@ -110,7 +111,8 @@ typedef struct dcp_attend_args {
     const float *q;         /**< [T, H_r, Dk] own heads (dcp_attend_heads; without tp that is
                                dcp_cut_range(H, N, r)) */
     int64_t q_token_stride; /**< elements; 0 = contiguous */
-    const float *sink;      /**< [H] natural log, or NULL */
+    const float *sink;      /**< [H] of all heads, tp or not; natural log, finite or -inf (no sink);
+                               NULL without has_sink */
     float *
         out; /**< [T, H_r, D], or P wide where projected; out and lse may overlap neither each other nor any
                                input of this rank: q, q_pos, sink, project, the views' keys and values */

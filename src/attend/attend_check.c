@@ -2,6 +2,7 @@
 /* What can be wrong with a call's arguments on one rank alone: all of it is found before anything
  * moves. */
 #include "attend/attend_priv.h"
+#include "merge/merge_priv.h"
 
 /* ---- local checks -------------------------------------------------------------------------- */
 
@@ -303,6 +304,9 @@ dcp_status dcp__attend_check_args(const struct dcp_attend *a, const dcp_attend_a
         return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: has_sink is %u at create, sink is %s here",
                          a->d.has_sink, args->sink == NULL ? "NULL" : "given");
     }
+    if ((uintptr_t)args->sink % _Alignof(float) != 0)
+        return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: sink is not aligned to its elements");
+    if (args->sink != NULL) DCP_TRY(dcp__merge_check_sink(args->sink, a->d.n_heads * a->d.tp));
     if ((args->project != NULL) != (a->d.project_dim > 0)) {
         return dcp__fail(DCP_ERR_ARG,
                          "dcp_attend_run: project_dim is %lld at create, project is %s here",

@@ -206,11 +206,13 @@ static dcp_status send_q(struct walk *w, int64_t tile)
         const int from = (a->rank + a->n_ranks - i) % a->n_ranks;
         const dcp_range h = a->peers[from].heads;
         /* Sends only read. */
-        a->sends[k] =
-            (struct dcp__xfer){to, (void *)(uintptr_t)mine, (size_t)(n * own) * sizeof(float)};
-        a->recvs[k] =
-            (struct dcp__xfer){from, q_block(a, slot, from),
-                               (size_t)(n * (h.end - h.begin) * a->d.key_dim) * sizeof(float)};
+        a->sends[k] = (struct dcp__xfer){.peer = to,
+                                         .buf = (void *)(uintptr_t)mine,
+                                         .n_bytes = (size_t)(n * own) * sizeof(float)};
+        a->recvs[k] = (struct dcp__xfer){.peer = from,
+                                         .buf = q_block(a, slot, from),
+                                         .n_bytes = (size_t)(n * (h.end - h.begin) * a->d.key_dim) *
+                                                    sizeof(float)};
     }
     return dcp__group_exchange_start(a->team, DCP__ATTEND_EXCHANGE, a->sends, k, a->recvs, k);
 }

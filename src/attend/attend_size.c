@@ -257,8 +257,10 @@ static int64_t rows_in(struct dcp_attend *a, size_t n_bytes)
     if (n_bytes > (size_t)1 << 56) n_bytes = (size_t)1 << 56; /* sums below stay within 64 bits */
     if (dcp__attend_bytes(a, 1) > n_bytes) return 0;
     int64_t low = 1, high = a->d.max_tokens > 1 ? a->d.max_tokens : 1;
-    const size_t most = n_bytes / ((size_t)a->d.n_heads * sizeof(float));
-    if ((size_t)high > most) high = (int64_t)most;
+    /* No more rows than whose bytes, all slots together, are counted without overflow. */
+    const size_t widest_row = (size_t)(a->d.key_dim + a->d.value_dim + a->out_dim);
+    const size_t most = ((size_t)1 << 57) / ((size_t)a->d.n_heads * sizeof(float) * widest_row);
+    if ((size_t)high > most) high = most > 1 ? (int64_t)most : 1;
     if (!a->is_direct) {
         const int64_t widest = (a->d.n_heads + a->n_ranks - 1) / a->n_ranks;
         const int64_t sent = message_most / (widest * a->d.key_dim * (int64_t)sizeof(float));

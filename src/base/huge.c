@@ -32,8 +32,7 @@ size_t dcp__huge_bytes(const void *at, size_t n_bytes)
             inside = low < high ? high - low : 0;
         } else if (inside > 0 && (sscanf(line, "AnonHugePages: %llu", &kilobytes) == 1 ||
                                   sscanf(line, "ShmemPmdMapped: %llu", &kilobytes) == 1)) {
-            const size_t most = inside;
-            huge += min_size((size_t)kilobytes * 1024, most);
+            huge += min_size((size_t)kilobytes * 1024, inside);
         }
     }
     fclose(f);

@@ -224,8 +224,8 @@ dcp_status dcp_group_barrier(dcp_group *g)
     return dcp__group_leave_call(g, DCP__CALL_BARRIER, g->ops->record(g, NULL, 0, NULL));
 }
 
-static dcp_status check_xfers(const dcp_group *g, const char *what, const struct dcp__xfer *x,
-                              int n)
+static dcp_status check_xfers(const dcp_group *g, const char *what, bool takes_pieces,
+                              const struct dcp__xfer *x, int n)
 {
     if (n < 0 || n > 2 * g->size || (n > 0 && x == NULL)) {
         return dcp__fail(DCP_ERR_ARG, "exchange: %d %s; at most %d", n, what, 2 * g->size);
@@ -238,6 +238,11 @@ static dcp_status check_xfers(const dcp_group *g, const char *what, const struct
         if (x[i].n_bytes > 0 && x[i].buf == NULL) {
             return dcp__fail(DCP_ERR_ARG, "exchange: buffer of %s %d is NULL", what, i);
         }
+        if (x[i].piece_bytes != 0 && !(takes_pieces && x[i].n_bytes % x[i].piece_bytes == 0)) {
+            return dcp__fail(DCP_ERR_ARG, "exchange: %s %d: %zu bytes in pieces of %zu; %s", what,
+                             i, x[i].n_bytes, x[i].piece_bytes,
+                             takes_pieces ? "whole ones wanted" : "not taken here");
+        }
     }
     return DCP_OK;
 }
@@ -249,8 +254,8 @@ dcp_status dcp__group_exchange_start(dcp_group *g, unsigned slot, const struct d
         return dcp__fail(DCP_ERR_ARG, "exchange slot %u; slots are 0 to %d", slot,
                          DCP__EXCHANGE_SLOTS - 1);
     }
-    DCP_TRY(check_xfers(g, "sends", sends, n_sends));
-    DCP_TRY(check_xfers(g, "receives", recvs, n_recvs));
+    DCP_TRY(check_xfers(g, "sends", g->ops->sends_pieces, sends, n_sends));
+    DCP_TRY(check_xfers(g, "receives", false, recvs, n_recvs));
     DCP_TRY(dcp__group_enter_call(g, DCP__CALL_EXCHANGE));
     dcp__fault_point(g, "exchange");
     return dcp__group_leave_call(g, DCP__CALL_EXCHANGE,

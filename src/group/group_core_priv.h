@@ -85,6 +85,7 @@ struct dcp__group_ops {
     bool (*touches_peer)(const dcp_group *g, const void *ptr, size_t n_bytes, int *rank_out);
     bool one_space; /* the ranks are in one address space: every address means the same to all */
     bool keeps_buffers; /* once poisoned, the transport may still use buffers that it was given */
+    bool sends_pieces;  /* exchange_start takes messages that are made of pieces */
 };
 
 struct dcp__local_alloc {

@@ -136,6 +136,11 @@ bool dcp__group_may_lend(const dcp_group *g, const void *ptr, size_t n_bytes)
     return !g->ops->keeps_buffers || dcp__group_locate(g, ptr, n_bytes, &alloc_id, &offset);
 }
 
+bool dcp__group_sends_pieces(const dcp_group *g)
+{
+    return g->ops->sends_pieces;
+}
+
 void *dcp__group_peer_ptr(const dcp_group *g, int rank, uint32_t alloc_id, uint64_t offset,
                           size_t n_bytes)
 {

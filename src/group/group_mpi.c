@@ -167,14 +167,50 @@ static dcp_status mpi_record(dcp_group *g, const void *send, size_t n_bytes, voi
     return DCP_OK;
 }
 
+/* MPI gathers the pieces while it copies them to where the peer takes them from: a copy less than
+ * packing them first. */
+static int type_of_pieces(struct mpi_group *m, const struct dcp__xfer *x, MPI_Datatype *type_out)
+{
+    for (int i = 0; i < PIECES_KEPT; i++) {
+        const struct mpi_pieces *const p = &m->pieces[i];
+        if (p->n_bytes != x->n_bytes || p->piece_bytes != x->piece_bytes ||
+            p->stride_bytes != x->stride_bytes)
+            continue;
+        *type_out = p->type;
+        return MPI_SUCCESS;
+    }
+    struct mpi_pieces *const p = &m->pieces[m->pieces_at];
+    if (p->n_bytes != 0) (void)MPI_Type_free(&p->type); /* messages on their way keep it */
+    *p = (struct mpi_pieces){0};
+    MPI_Datatype type;
+    int rc = MPI_Type_create_hvector((int)(x->n_bytes / x->piece_bytes), (int)x->piece_bytes,
+                                     (MPI_Aint)x->stride_bytes, MPI_BYTE, &type);
+    if (rc != MPI_SUCCESS) return rc;
+    rc = MPI_Type_commit(&type);
+    if (rc != MPI_SUCCESS) {
+        (void)MPI_Type_free(&type);
+        return rc;
+    }
+    *p = (struct mpi_pieces){x->n_bytes, x->piece_bytes, x->stride_bytes, type};
+    m->pieces_at = (m->pieces_at + 1) % PIECES_KEPT;
+    *type_out = type;
+    return MPI_SUCCESS;
+}
+
 static dcp_status start_one(dcp_group *g, struct mpi_open *o, const struct dcp__xfer *x, bool sends)
 {
     struct mpi_group *const m = mpi_of(g);
     if (x->n_bytes == 0) return DCP_OK;
     const int i = o->n_requests;
     const int n = (int)x->n_bytes;
-    const int rc = sends ? MPI_Isend(x->buf, n, MPI_BYTE, x->peer, TAG, m->comm, &o->requests[i])
-                         : MPI_Irecv(x->buf, n, MPI_BYTE, x->peer, TAG, m->comm, &o->requests[i]);
+    const bool has_pieces = sends && x->piece_bytes != 0;
+    MPI_Datatype type = MPI_BYTE;
+    int rc = has_pieces ? type_of_pieces(m, x, &type) : MPI_SUCCESS;
+    if (rc == MPI_SUCCESS) {
+        rc = sends ? MPI_Isend(x->buf, has_pieces ? 1 : n, type, x->peer, TAG, m->comm,
+                               &o->requests[i])
+                   : MPI_Irecv(x->buf, n, type, x->peer, TAG, m->comm, &o->requests[i]);
+    }
     if (rc != MPI_SUCCESS) {
         return poison_mpi(g, sends ? "MPI_Isend failed" : "MPI_Irecv failed", rc);
     }
@@ -422,6 +458,9 @@ static void mpi_destroy(dcp_group *g)
     struct mpi_group *const m = mpi_of(g);
     /* Of a poisoned group MPI may still write into the frames and into group memory. */
     if (is_poisoned(g)) return;
+    for (int i = 0; i < PIECES_KEPT && !dcp__mpi_is_over(); i++) {
+        if (m->pieces[i].n_bytes != 0) (void)MPI_Type_free(&m->pieces[i].type);
+    }
     if (!dcp__mpi_is_over()) (void)MPI_Comm_free(&m->comm);
     dcp__mpi_free(m);
 }
@@ -447,4 +486,5 @@ const struct dcp__group_ops dcp__mpi_ops = {
     .destroy = mpi_destroy,
     .touches_peer = mpi_touches_peer,
     .keeps_buffers = true,
+    .sends_pieces = true,
 };

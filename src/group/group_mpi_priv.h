@@ -34,6 +34,14 @@ struct mpi_frame {
     char data[DCP__RECORD_MAX];
 };
 
+/* The datatype of messages made of pieces. A merge has at most four: two widths of a peer's block, full
+ * tiles and the last one; they are kept from call to call. */
+struct mpi_pieces {
+    size_t n_bytes, piece_bytes, stride_bytes;
+    MPI_Datatype type;
+};
+enum { PIECES_KEPT = 4 };
+
 struct mpi_group {
     dcp_group base; /* first */
     MPI_Comm comm;
@@ -45,6 +53,8 @@ struct mpi_group {
     MPI_Request *requests;
     MPI_Status *statuses; /* [4 * size] */
     int *numbers;
+    struct mpi_pieces pieces[PIECES_KEPT]; /* n_bytes 0: none; pieces_at: the oldest */
+    int pieces_at;
 };
 
 static inline struct mpi_group *mpi_of(dcp_group *g)

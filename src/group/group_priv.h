@@ -17,6 +17,9 @@ struct dcp__xfer {
     int peer;
     void *buf;
     size_t n_bytes;
+    /* Of a send, where dcp__group_sends_pieces: n_bytes are whole pieces of so many bytes, one every
+     * stride_bytes from buf on; they arrive as one stretch. 0 = in one piece. */
+    size_t piece_bytes, stride_bytes;
 };
 
 /* All-gather of one small record per rank, latency first; it is also a barrier. n_bytes <=
@@ -58,6 +61,9 @@ bool dcp__group_keeps_buffers(const dcp_group *g);
 /* True if the transport may be given [ptr, ptr + n_bytes) of a caller to send from: it lets go of it
  * when the group is poisoned, or the memory is the group's and lives as long. */
 bool dcp__group_may_lend(const dcp_group *g, const void *ptr, size_t n_bytes);
+/* True if messages may be made of pieces: the transport gathers them while it sends. The same on all
+ * ranks of a group. */
+bool dcp__group_sends_pieces(const dcp_group *g);
 /* True if this rank can read rank's group memory directly: exactly if both have the same
  * dcp_group_host. The rank itself is always seen. */
 bool dcp__group_sees(const dcp_group *g, int rank);

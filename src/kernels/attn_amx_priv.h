@@ -52,11 +52,11 @@ static inline int64_t amx_div_up(int64_t a, int64_t b)
     return (a + b - 1) / b;
 }
 
-/* Takes bytes from *at, in lines. */
-static inline void *amx_take(char **at, int64_t n_bytes)
+/* Takes bytes from *at, an address or, where only sizes count, 0; in lines. */
+static inline void *amx_take(uintptr_t *at, int64_t n_bytes)
 {
-    void *const p = *at;
-    *at += amx_div_up(n_bytes, 64) * 64;
+    void *const p = (void *)*at;
+    *at += (uintptr_t)(amx_div_up(n_bytes, 64) * 64);
     return p;
 }
 

@@ -349,9 +349,10 @@ static bool finish_row(const struct few *f, int64_t r)
                 vf_store_n(out + first, x[i], left);
         }
     }
-    *amx_lse_row(&f->a, r) =
-        sum == 0.0 ? -INFINITY : (float)(((double)f->max[r] + log2(sum)) * f->a.unit);
-    return bad == 0 && sum >= 0.0 && sum < (double)INFINITY;
+    float *const lse = amx_lse_row(&f->a, r);
+    *lse = sum == 0.0 ? -INFINITY : (float)(((double)f->max[r] + log2(sum)) * f->a.unit);
+    if (amx_is_huge(f->max[r])) *lse = NAN;
+    return bad == 0 && *lse < INFINITY && sum >= 0.0 && sum < (double)INFINITY;
 }
 
 /* Row r of the job to three columns of its B tile [16 dim pairs][16 columns][2]: parts that sum to
@@ -375,10 +376,10 @@ static void pack_q(const struct few *f, int64_t r)
     }
 }
 
-/* Regions of the scratch; its size where base is NULL. */
-static size_t carve(struct few *f, char *base)
+/* Regions of the scratch, or none where base is NULL; returns their size. */
+static size_t carve(struct few *f, void *base)
 {
-    char *at = base;
+    uintptr_t at = (uintptr_t)base;
     const int64_t tiles = TILE_BYTES;
     f->a.zeros = amx_take(&at, attn_max(f->a.k_steps, f->a.v_steps) * TILE_ROW_BYTES);
     f->q = amx_take(&at, f->n_q * f->a.k_steps * tiles);
@@ -391,7 +392,7 @@ static size_t carve(struct few *f, char *base)
     f->weight_sum = amx_take(&at, AMX_FEW_ROWS * (int64_t)sizeof(double));
     f->k_stage = amx_take(&at, 2 * KEYS * f->a.k_steps * TILE_ROW_BYTES);
     f->v_stage = amx_take(&at, KEYS * f->a.v_steps * TILE_ROW_BYTES);
-    return (size_t)(at - base);
+    return (size_t)(at - (uintptr_t)base);
 }
 
 size_t dcp__attn_amx_few_bytes(int64_t n_rows, int64_t dk, int64_t dv)

@@ -8,12 +8,21 @@
  *     K   b+1:  0-31 |        32-63 |         softmax of b+1
  *     V   b  :       | 0-31         | 32-63
  *
+ * Each line is asked for twice: a block ahead into L2, then 2 to 8 KiB ahead into L1. A line on its
+ * way from memory holds one of few L1 fill buffers; what the hardware fetches into L2 by itself
+ * holds none, but it runs only some lines ahead of an access and not over the end of a 4 KiB page.
+ * So the first request goes through STREAMS parts of the block by turns: more lines are on their
+ * way at once.
+ *
  * K is transposed in registers, V widened on the fly; even and odd dims of bf16 values stay apart
  * in o (load_values) until tile_end. */
 #ifndef DCP_KERNELS_ATTN_FEW_TPL_H
 #define DCP_KERNELS_ATTN_FEW_TPL_H
 
-enum { STEP = 32 };
+enum {
+    STEP = 32,  /* keys at a time */
+    STREAMS = 2 /* runs of rows that are brought to L2 side by side */
+};
 
 /* acc[r] += q[d][r] * x for n rows; q in panels of MR rows. */
 ATTN_INLINE void add_dim(int n, const float *q, int64_t dk, int64_t d, vf x, vf *acc)
@@ -44,11 +53,11 @@ ATTN_INLINE void few_scores_n(int n, int g, const float *q, const char *const *r
         VF_UNROLL for (int u = 0; u < g; u++)
         {
             if (ahead->log2_lines >= 0) {
-                VF_UNROLL for (int i = 0; i < lines; i++) prefetch_line(ahead, line + i);
+                prefetch_lines(ahead, line, lines);
                 line += lines;
             } else if (d * bytes_of(dtype) % 64 == 0) {
                 VF_UNROLL for (int i = 0; i < VF_LANES; i++)
-                    __builtin_prefetch(ahead->rows[key + u * VF_LANES + i] + d * bytes_of(dtype));
+                    prefetch_at(ahead, key + u * VF_LANES + i, d * bytes_of(dtype));
             }
             load_keys(rows + key + u * VF_LANES, d, step, true, dtype, x[u]);
         }
@@ -87,14 +96,15 @@ struct few_sums {
     const struct span *span; /* [n] */
     int64_t pitch;
     bool is_first, is_last; /* step of the block: from 0 on; o = o * rescale + sum */
+    struct ahead ahead;
 };
 
 /* share[r][d..] += sum of p[r][key] * value[key][d..] over keys [first, end), w vectors of n rows;
  * is_tail: m < 2 VF_LANES dims, one or two vectors, in order. n_ahead lines of each row that comes
- * are prefetched. */
+ * are asked for. */
 ATTN_INLINE void few_values_nw(int n, int w, const struct few_sums *sums, const char *const *rows,
                                int64_t first, int64_t end, int64_t d, int64_t m, bool is_tail,
-                               const char *const *ahead, int n_ahead, dcp_dtype dtype)
+                               int n_ahead, dcp_dtype dtype)
 {
     vf acc[VF_FEW_SUMS];
     const int64_t pitch = sums->pitch;
@@ -113,8 +123,10 @@ ATTN_INLINE void few_values_nw(int n, int w, const struct few_sums *sums, const 
     }
     for (int64_t i = first; i < end; i++) {
         const char *const row = rows[i];
-        const char *const later = ahead[i];
-        for (int x = 0; x < n_ahead; x++) __builtin_prefetch(later + 64 * x);
+        if (n_ahead == 4)
+            prefetch_rows(&sums->ahead, i, 1, 4);
+        else
+            for (int x = 0; x < n_ahead; x++) prefetch_at(&sums->ahead, i, 64 * x);
         VF_UNROLL for (int x = 0; x < w; x += 2)
         {
             vf value[2];
@@ -148,29 +160,28 @@ ATTN_INLINE void few_values_nw(int n, int w, const struct few_sums *sums, const 
     }
 }
 ATTN_INLINE void few_values_n(int n, const struct few_sums *sums, const char *const *rows,
-                              int64_t first, int64_t end, int64_t dv, const char *const *ahead,
-                              dcp_dtype dtype)
+                              int64_t first, int64_t end, int64_t dv, dcp_dtype dtype)
 {
     /* Lines of a row; they are asked for with the first dims of each key. */
     int n_ahead = (int)((dv * bytes_of(dtype) + 63) / 64);
     const int w = VF_FEW_SUMS / n >= 8 ? 8 : VF_FEW_SUMS / n >= 4 ? 4 : 2;
     int64_t d = 0;
     for (; d + w * VF_LANES <= dv; d += w * VF_LANES) {
-        few_values_nw(n, w, sums, rows, first, end, d, 0, false, ahead, n_ahead, dtype);
+        few_values_nw(n, w, sums, rows, first, end, d, 0, false, n_ahead, dtype);
         n_ahead = 0;
     }
     for (; w > 2 && d + 2 * VF_LANES <= dv; d += 2 * VF_LANES) {
-        few_values_nw(n, 2, sums, rows, first, end, d, 0, false, ahead, n_ahead, dtype);
+        few_values_nw(n, 2, sums, rows, first, end, d, 0, false, n_ahead, dtype);
         n_ahead = 0;
     }
-    if (d < dv) few_values_nw(n, 2, sums, rows, first, end, d, dv - d, true, ahead, n_ahead, dtype);
+    if (d < dv) few_values_nw(n, 2, sums, rows, first, end, d, dv - d, true, n_ahead, dtype);
 }
 
 /* One function for each number of rows and type: what is inlined into one body spills. */
 typedef void few_scores_fn(const float *q, const char *const *rows, const struct ahead *ahead,
                            int64_t key, int64_t dk, float *s);
 typedef void few_values_fn(const struct few_sums *sums, const char *const *rows, int64_t first,
-                           int64_t end, int64_t dv, const char *const *ahead);
+                           int64_t end, int64_t dv);
 #define FEW_SCORES(n, g, name, dtype)                                                              \
     ATTN_NOINLINE void few_scores_##name##_##n(const float *q, const char *const *rows,            \
                                                const struct ahead *ahead, int64_t key, int64_t dk, \
@@ -182,9 +193,9 @@ typedef void few_values_fn(const struct few_sums *sums, const char *const *rows,
 #define FEW_VALUES(n, name, dtype)                                                                 \
     ATTN_NOINLINE void few_values_##name##_##n(const struct few_sums *sums,                        \
                                                const char *const *rows, int64_t first,             \
-                                               int64_t end, int64_t dv, const char *const *ahead)  \
+                                               int64_t end, int64_t dv)                            \
     {                                                                                              \
-        few_values_n(n, sums, rows, first, end, dv, ahead, dtype);                                 \
+        few_values_n(n, sums, rows, first, end, dv, dtype);                                        \
     }
 #if VF_FEW_PANELS == 2
 #define FEW_SCORES_MORE(name, dtype) FEW_SCORES(8, 1, name, dtype) FEW_SCORES(12, 1, name, dtype)
@@ -247,10 +258,9 @@ static inline int64_t few_distance(int64_t row_bytes)
 }
 /* Values of keys [key, key + STEP) of a block, weights in s. */
 static inline void few_value_step(struct tile *tile, const struct few_kernels *kernels,
-                                  const struct block_rows *rows, int64_t key, int64_t row_bytes,
-                                  const float *s)
+                                  const struct block_rows *rows, const struct ahead *ahead,
+                                  int64_t key, const float *s)
 {
-    const char *const *const ahead = rows->v + few_distance(row_bytes);
     for (int64_t r = 0; r < tile->n_rows;) {
         const struct span *const span = tile->span + r;
         const int64_t left = tile->n_rows - r;
@@ -268,40 +278,67 @@ static inline void few_value_step(struct tile *tile, const struct few_kernels *k
                 .pitch = tile->dv_pad,
                 .is_first = first == span->first,
                 .is_last = end == span->end,
+                .ahead = *ahead,
             };
-            kernels->values[run](&sums, rows->v, first, end, tile->dv, ahead);
+            kernels->values[run](&sums, rows->v, first, end, tile->dv);
         }
         r += run;
     }
 }
 
+/* The same rows so that STREAMS runs of them take turns. */
+static inline void interleave_rows(const char *const *rows, const char **out)
+{
+    for (int i = 0; i < KEYS / STREAMS; i++)
+        for (int j = 0; j < STREAMS; j++) out[i * STREAMS + j] = rows[j * (KEYS / STREAMS) + i];
+}
+
 static void attend_few(struct tile *tile, const struct few_kernels *kernels, dcp_dtype dtype)
 {
     const int64_t elem_bytes = bytes_of(dtype);
-    const int64_t k_bytes = tile->dk * elem_bytes;
-    int at = 0;
+    const int64_t distance = few_distance(tile->dv * elem_bytes);
     int64_t begin = next_block(tile, tile->lo / KEYS * KEYS);
-    find_rows(tile, begin, elem_bytes, &tile->rows[0]);
-    struct ahead ahead = ahead_of(tile->rows[0].k + STEP, k_bytes);
+    int64_t next = next_block(tile, begin + KEYS);
+    struct block_rows *rows = &tile->rows[0];
+    struct block_rows *next_rows = &tile->rows[1];
+    struct block_rows *later_rows = &tile->rows[2];
+    float *s = tile->s;
+    float *next_s = tile->s + FEW_ROWS * KEYS;
+    find_rows(tile, begin, elem_bytes, rows);
+    if (next < tile->hi) find_rows(tile, next, elem_bytes, next_rows);
+    interleave_rows(next < tile->hi ? next_rows->k : rows->k, tile->far.k);
+    struct ahead k = {
+        .near = rows->k + STEP,
+        .far = tile->far.k,
+        .log2_lines = log2_of_lines(tile->dk * elem_bytes),
+    };
     for (int64_t key = 0; key < KEYS; key += STEP)
-        kernels->scores(tile->q, tile->rows[0].k, &ahead, key, tile->dk, tile->s);
+        kernels->scores(tile->q, rows->k, &k, key, tile->dk, s);
     while (begin < tile->hi) {
-        const struct block_rows *const rows = &tile->rows[at];
-        struct block_rows *const next_rows = &tile->rows[at ^ 1];
-        float *const s = tile->s + at * FEW_ROWS * KEYS;
-        float *const next_s = tile->s + (at ^ 1) * FEW_ROWS * KEYS;
-        const int64_t next = next_block(tile, begin + KEYS);
+        const int64_t later = next_block(tile, next + KEYS);
         if (tile->has_scales) find_scales(tile, begin, dtype);
         for (int64_t r = 0; r < tile->n_rows; r++) weigh_row(tile, r, begin, s + r * KEYS);
-        if (next < tile->hi) find_rows(tile, next, elem_bytes, next_rows);
-        ahead.rows = next_rows->k + STEP;
+        if (later < tile->hi) find_rows(tile, later, elem_bytes, later_rows);
+        k.near = next_rows->k + STEP;
+        if (later < tile->hi) interleave_rows(later_rows->k, tile->far.k);
+        if (next < tile->hi) interleave_rows(next_rows->v, tile->far.v);
+        const struct ahead v = {
+            .near = rows->v + distance,
+            .far = next < tile->hi ? tile->far.v : rows->v,
+        };
         for (int64_t key = 0; key < KEYS; key += STEP) {
-            if (next < tile->hi)
-                kernels->scores(tile->q, next_rows->k, &ahead, key, tile->dk, next_s);
-            few_value_step(tile, kernels, rows, key, tile->dv * elem_bytes, s);
+            if (next < tile->hi) kernels->scores(tile->q, next_rows->k, &k, key, tile->dk, next_s);
+            few_value_step(tile, kernels, rows, &v, key, s);
         }
         begin = next;
-        at ^= 1;
+        next = later;
+        struct block_rows *const free_rows = rows;
+        rows = next_rows;
+        next_rows = later_rows;
+        later_rows = free_rows;
+        float *const free_s = s;
+        s = next_s;
+        next_s = free_s;
     }
 }
 

@@ -23,25 +23,53 @@ ATTN_INLINE bool has_scales(dcp_dtype dtype)
     return dtype == DCP_I8 || dtype == DCP_FP8_E4M3;
 }
 
-/* Rows to be asked for: their first log2_lines lines (as a power of two), or if that is negative as
- * many bytes as are read of others. */
+/* Rows to be asked for, into L1 and, much later ones, into L2: their first log2_lines lines (as a
+ * power of two), or if that is negative as many bytes as are read of others. */
 struct ahead {
-    const char *const *rows;
+    const char *const *near;
+    const char *const *far;
     int log2_lines;
 };
-ATTN_INLINE struct ahead ahead_of(const char *const *rows, int64_t row_bytes)
+ATTN_INLINE int log2_of_lines(int64_t row_bytes)
 {
     const int64_t lines = (row_bytes + 63) / 64;
     int log2 = -1;
     for (int i = 0; i < 6; i++)
         if (lines == (int64_t)1 << i) log2 = i;
-    return (struct ahead){rows, log2};
+    return log2;
 }
-/* Line i of rows, in order of memory. */
-ATTN_INLINE void prefetch_line(const struct ahead *ahead, int64_t i)
+ATTN_INLINE void prefetch_at(const struct ahead *ahead, int64_t row, int64_t at)
 {
-    const int64_t in_row = i & (((int64_t)1 << ahead->log2_lines) - 1);
-    __builtin_prefetch(ahead->rows[i >> ahead->log2_lines] + in_row * 64);
+    __builtin_prefetch(ahead->far[row] + at, 0, 2);
+    __builtin_prefetch(ahead->near[row] + at);
+}
+ATTN_INLINE void prefetch_rows(const struct ahead *ahead, int64_t row, int n_rows, int n_lines)
+{
+    VF_UNROLL for (int r = 0; r < n_rows; r++)
+    {
+        const char *const far = ahead->far[row + r];
+        const char *const near = ahead->near[row + r];
+        VF_UNROLL for (int x = 0; x < n_lines; x++)
+        {
+            __builtin_prefetch(far + 64 * x, 0, 2);
+            __builtin_prefetch(near + 64 * x);
+        }
+    }
+}
+/* n lines from line i on, in order of memory; n, a power of two up to 8, divides i. Rows of 2 and 4
+ * lines apart: finding a line costs more than asking for it. */
+ATTN_INLINE void prefetch_lines(const struct ahead *ahead, int64_t i, int n)
+{
+    const int log2 = ahead->log2_lines;
+    if (log2 == 2 && n >= 4) {
+        prefetch_rows(ahead, i >> 2, n / 4, 4);
+    } else if (log2 == 1 && n >= 2) {
+        prefetch_rows(ahead, i >> 1, n / 2, 2);
+    } else {
+        const int64_t mask = ((int64_t)1 << log2) - 1;
+        VF_UNROLL for (int x = 0; x < n; x++)
+            prefetch_at(ahead, (i + x) >> log2, ((i + x) & mask) * 64);
+    }
 }
 
 /* ---- keys, transposed ---- */

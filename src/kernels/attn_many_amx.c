@@ -569,14 +569,16 @@ static bool end_tile(const struct many *m, int64_t tile)
         const double sum = (double)m->sum[i] + (double)m->sum_low[i];
         float *const lse = amx_lse_row(&m->a, m->row0 + i);
         *lse = sum == 0.0 ? -INFINITY : (float)(((double)m->max[i] + log2(sum)) * m->a.unit);
+        if (amx_is_huge(m->max[i])) *lse = NAN;
         if (!(*lse < INFINITY)) bad = 1;
     }
     return bad == 0;
 }
 
-static void *carve(struct many *m, int64_t n_tiles, char *base)
+/* Regions of the scratch, or none where base is NULL; returns their size. */
+static size_t carve(struct many *m, int64_t n_tiles, void *base)
 {
-    char *at = base;
+    uintptr_t at = (uintptr_t)base;
     const int64_t lanes = n_tiles * VF_LANES * (int64_t)sizeof(float);
     m->a.zeros = amx_take(&at, attn_max(m->a.k_steps, m->a.v_steps) * TILE_ROW_BYTES);
     for (int i = 0; i < 2; i++) {
@@ -595,7 +597,7 @@ static void *carve(struct many *m, int64_t n_tiles, char *base)
     m->o = amx_take(&at, n_tiles * m->dim_tiles * TILE_BYTES);
     m->k_stage = amx_take(&at, KEYS * m->a.k_steps * TILE_ROW_BYTES);
     m->v_stage = amx_take(&at, 2 * AMX_GROUP * m->a.v_steps * TILE_ROW_BYTES);
-    return at;
+    return (size_t)(at - (uintptr_t)base);
 }
 
 int64_t dcp__attn_amx_rows_most(int64_t dv)
@@ -612,8 +614,7 @@ size_t dcp__attn_amx_many_bytes(int64_t n_rows, int64_t dk, int64_t dv)
     m.a.v_steps = amx_div_up(dv, AMX_STEP);
     m.dim_tiles = 2 * m.a.v_steps;
     const int64_t rows = attn_min(n_rows, dcp__attn_amx_rows_most(dv));
-    char *const none = NULL;
-    return (size_t)((char *)carve(&m, amx_div_up(rows, VF_LANES), none) - none);
+    return carve(&m, amx_div_up(rows, VF_LANES), NULL);
 }
 
 static bool attend_pass(struct many *m)

@@ -13,10 +13,17 @@
 #define AMX_INLINE static inline __attribute__((always_inline))
 
 /* A maximum below every finite score: the first block needs no case of its own. */
-static const float amx_no_max = -1e30f;
+static const float amx_no_max = -3e38f;
 /* How far, in powers of two, a score may exceed the reference before that moves. The reference is an
  * integer, so moving it is exact; weights, in bf16 too, have float32's range. */
 static const float amx_slack = 40.0f;
+/* Rows whose maximum is beyond this are left to AVX-512: the exact product of a score and its scale
+ * would be too far from a maximum that was rounded. */
+static const float amx_huge_max = 0x1p22f;
+static inline bool amx_is_huge(float max)
+{
+    return (max > amx_huge_max || max < -amx_huge_max) && max != amx_no_max;
+}
 
 static inline void amx_job_begin(struct amx_job *a, const struct dcp__attn_job *job)
 {

@@ -47,6 +47,10 @@ struct span {
     int32_t first, end;
     float rescale;
 };
+/* Rows of a block in the order in which they are brought to L2 (attn_few_tpl.h). */
+struct far_rows {
+    const char *k[KEYS], *v[KEYS];
+};
 /* Row pointers of a block. */
 struct block_rows {
     const char *k[KEYS + AHEAD], *v[KEYS + AHEAD];
@@ -71,7 +75,8 @@ struct tile {
     float *share;               /* few rows: [n_rows][dv_pad], a block's part of o */
     int64_t *row_lo, *row_hi;   /* [n_rows] */
     struct span *span;          /* [n_rows] */
-    struct block_rows rows[2];  /* of this block and of the next */
+    struct block_rows rows[3];  /* of this block and of the next two */
+    struct far_rows far;        /* few rows: what is asked for long before */
     bool has_scales;            /* then those of the block at hand: */
     float k_scale[KEYS], v_scale[KEYS];
 };
@@ -138,9 +143,15 @@ ATTN_INLINE float softmax_row(struct tile *tile, int64_t r, float *s, int64_t fi
     /* scale2 > 0, so the largest product is the product of the largest; a block that holds -inf
      * alone leaves the maximum where it was. */
     const float new_max = fmaxf(tile->max[r], ceil_f32(vf_max64(x) * tile->scale2));
+    /* A maximum that rounding moved by more than a fraction of 1 must meet a product that was
+     * rounded like it: the exact product is up to half an ulp away, 2^64 or 2^-64 at 1e9. */
+    const bool is_huge = fabsf(new_max) > 0x1p22f;
     VF_UNROLL for (int i = 0; i < N_KV; i++)
     {
-        x[i] = vf_exp2(vf_fms(x[i], vf_set1(tile->scale2), vf_set1(new_max)));
+        const vf z =
+            is_huge ? vf_fms(vf_mul(x[i], vf_set1(tile->scale2)), vf_set1(1.0f), vf_set1(new_max))
+                    : vf_fms(x[i], vf_set1(tile->scale2), vf_set1(new_max));
+        x[i] = vf_exp2(z);
         vf_store(s + i * VF_LANES,
                  tile->has_scales ? vf_mul(x[i], vf_load(tile->v_scale + i * VF_LANES)) : x[i]);
     }

@@ -141,12 +141,12 @@ typedef void dcp__to_q16_fn(const float *x, int64_t k, int16_t *words, float *sc
 /* DCP__Q16_ORDERS: by words; -1: no such kernel for this type (single elements). */
 int dcp__q16_order(int qtype);
 void dcp__q16_lay_out(const int16_t *words, int64_t k, int order, int8_t *planes);
-/* y[t * y_stride + i] = sum_k W[i][k] x[t][k]; one pass over W for all n_tokens >= 1. Bits of a
- * result depend on its row and token alone, and are the same on every level. */
 /* What a CPU may have beside its level. */
 enum dcp__feature { DCP__FEATURE_NONE, DCP__FEATURE_AVX_VNNI, DCP__FEATURE_AVX512_VNNI };
 struct dcp__cpu;
 bool dcp__has_feature(const struct dcp__cpu *cpu, enum dcp__feature feature);
+/* y[t * y_stride + i] = sum_k W[i][k] x[t][k]; one pass over W for all n_tokens >= 1. Bits of a
+ * result depend on its row and token alone, and are the same on every level. */
 typedef void dcp__qdot16_fn(const void *w, size_t row_bytes, int64_t n_rows, int64_t k,
                             const struct dcp__q16_row *x, int n_tokens, float *y, int64_t y_stride);
 

@@ -7,20 +7,22 @@
  * Some 17 vector operations per four blocks of 32, so that a core can read faster than DRAM answers:
  * four blocks' nibbles share one register, their scales become floats and are multiplied by those
  * of the activations together; a row runs from start to end alone and is prefetched AHEAD bytes
- * before (measured: 4 to 8 KB alike, 2 KB 8% slower). Tokens share a block's quants while these are
+ * before (measured: 4 to 16 KB alike, 2 KB 8% slower). Tokens share a block's quants while these are
  * in registers. */
 #include <stdbool.h>
 
 #include "kernels/qdot16_priv.h"
 #include "kernels/quant_avx512.h"
 
-enum { AHEAD = 4096 };
+enum { AHEAD = 8192 };
 
-/* always_inline: gcc deduces that a function which only prefetches does nothing, and drops calls.
+/* The lines of n_bytes, to the nearest number of them: a line asked for twice costs more than one
+ * left to the CPU's own prefetching (1 to 2% of a product from memory).
+ * always_inline: gcc deduces that a function which only prefetches does nothing, and drops calls.
  */
 static inline __attribute__((always_inline)) void prefetch(const uint8_t *p, int n_bytes)
 {
-    for (int at = 0; at < n_bytes; at += 64)
+    for (int at = 0; at + 32 <= n_bytes; at += 64)
         _mm_prefetch((const char *)p + AHEAD + at, _MM_HINT_T0);
 }
 

@@ -380,8 +380,10 @@ dcp_status dcp__merge_sync_start(struct dcp_merge *m, struct dcp__merge_run *run
     int n = 0;
     for (int r = 0; r < m->n_ranks; r++) {
         if (r == m->rank) continue;
-        m->record_sends[n] = (struct dcp__xfer){r, m->own_record, n_bytes};
-        m->record_recvs[n++] = (struct dcp__xfer){r, all + (size_t)r * n_bytes, n_bytes};
+        m->record_sends[n] =
+            (struct dcp__xfer){.peer = r, .buf = m->own_record, .n_bytes = n_bytes};
+        m->record_recvs[n++] =
+            (struct dcp__xfer){.peer = r, .buf = all + (size_t)r * n_bytes, .n_bytes = n_bytes};
     }
     return dcp__group_exchange_start(m->g, DCP__SLOT_RECORD, m->record_sends, n, m->record_recvs,
                                      n);

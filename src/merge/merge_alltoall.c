@@ -12,6 +12,8 @@
  *
  * Where a token's rows for a peer make a large message, a tile is one token and the payload is sent
  * from where the caller has it: no copy, and the LSEs are a message of their own.
+ * Where they are some KiB and the transport can gather (MPI), a tile is a few tokens, and its payload
+ * a message made of their stretches.
  * Cut tokens: a tile is a stretch of each rank's own tokens, all heads. Cut none: merged as by
  * heads; each tile's merged rows then go to all peers, while the tile after next is packed.
  *
@@ -68,25 +70,37 @@ static void pack(const struct dcp_merge *m, const struct dcp__merge_run *run,
                     (float *)(void *)(to + payload_bytes(m, b)));
 }
 
-/* The payload of a block where the caller has it, if it can be sent from there: it lies in one
- * stretch, holds no empty row (those are not read), and outlives a transport that lets go of
- * nothing. cols: its LSEs, packed. */
-static const char *payload_in_place(const struct dcp_merge *m, const struct dcp__merge_run *run,
-                                    const struct dcp__merge_block *b, const float *cols)
+/* Aims x at the payload of a block where the caller has it, if it can be sent from there: a token's
+ * rows lie in one stretch, and so do all or the transport gathers the stretches; no row is empty
+ * (those are not read); and the memory outlives a transport that lets go of nothing. cols: its LSEs,
+ * packed. */
+static bool payload_in_place(const struct dcp_merge *m, const struct dcp__merge_run *run,
+                             const struct dcp__merge_block *b, const float *cols,
+                             struct dcp__xfer *x)
 {
     const struct dcp__merge_src *own = &run->own;
     const int64_t width = b->h_end - b->h_begin;
     const int64_t dim = m->desc.dim;
+    const int64_t elem = (int64_t)m->shape.out_bytes;
+    const int64_t n_tokens = b->t_end - b->t_begin;
+    const bool has_pieces = n_tokens > 1 && own->out_ts != width * dim;
     if (m->math.has_sum || (width > 1 && own->out_hs != dim) ||
-        (b->t_end - b->t_begin > 1 && own->out_ts != width * dim))
-        return NULL;
+        (has_pieces && (own->out_ts < width * dim || !dcp__group_sends_pieces(m->g))))
+        return false;
     const int64_t n_rows = dcp__merge_block_rows(b);
     int64_t n_used = 0;
     for (int64_t i = 0; i < n_rows; i++) n_used += isfinite(cols[i]) != 0;
     const char *at =
-        own->out + dcp__merge_offset(b->t_begin, b->h_begin, own->out_ts, own->out_hs) *
-                       (int64_t)m->shape.out_bytes;
-    return n_used == n_rows && dcp__group_may_lend(m->g, at, payload_bytes(m, b)) ? at : NULL;
+        own->out + dcp__merge_offset(b->t_begin, b->h_begin, own->out_ts, own->out_hs) * elem;
+    const size_t span = (size_t)(((n_tokens - 1) * own->out_ts + width * dim) * elem);
+    if (n_used != n_rows || !dcp__group_may_lend(m->g, at, has_pieces ? span : x->n_bytes))
+        return false;
+    x->buf = (void *)(uintptr_t)at;
+    if (has_pieces) {
+        x->piece_bytes = (size_t)(width * dim * elem);
+        x->stride_bytes = (size_t)(own->out_ts * elem);
+    }
+    return true;
 }
 
 /* A block to rank r, at n in m->sends; returns how many messages. at: room for it. */
@@ -96,18 +110,15 @@ static int send_block(struct dcp_merge *m, const struct dcp__merge_run *run, int
     const size_t payload = payload_bytes(m, b);
     if (!dcp__merge_splits(&m->shape) || payload == 0) {
         pack(m, run, b, at);
-        m->sends[n] = (struct dcp__xfer){r, at, block_bytes(m, b)};
+        m->sends[n] = (struct dcp__xfer){.peer = r, .buf = at, .n_bytes = block_bytes(m, b)};
         return 1;
     }
     float *cols = (float *)(void *)(at + payload);
     dcp__merge_pack(m, &run->own, b, m->desc.wire_type, NULL, cols);
-    const char *from = payload_in_place(m, run, b, cols);
-    if (from == NULL) {
-        pack(m, run, b, at);
-        from = at;
-    }
-    m->sends[n] = (struct dcp__xfer){r, (void *)(uintptr_t)from, payload};
-    m->sends[n + 1] = (struct dcp__xfer){r, cols, block_bytes(m, b) - payload};
+    m->sends[n] = (struct dcp__xfer){.peer = r, .buf = at, .n_bytes = payload};
+    if (!payload_in_place(m, run, b, cols, &m->sends[n])) pack(m, run, b, at);
+    m->sends[n + 1] =
+        (struct dcp__xfer){.peer = r, .buf = cols, .n_bytes = block_bytes(m, b) - payload};
     return 2;
 }
 
@@ -133,9 +144,10 @@ static dcp_status start_tile(struct dcp_merge *m, struct dcp__merge_run *run,
         const struct dcp__merge_block b = dcp__merge_block_step(&m->shape, run->n_tokens, r, step);
         n_sends += send_block(m, run, r, &b, buf->send + at, n_sends);
         at += block_bytes(m, &b);
-        m->recvs[n_recvs++] = (struct dcp__xfer){r, to, own_first};
+        m->recvs[n_recvs++] = (struct dcp__xfer){.peer = r, .buf = to, .n_bytes = own_first};
         if (own_first < own_bytes)
-            m->recvs[n_recvs++] = (struct dcp__xfer){r, to + own_first, own_bytes - own_first};
+            m->recvs[n_recvs++] = (struct dcp__xfer){
+                .peer = r, .buf = to + own_first, .n_bytes = own_bytes - own_first};
     }
     return dcp__merge_send(m, run, DCP__SLOT_TILES, n_sends, n_recvs);
 }

@@ -141,8 +141,9 @@ static dcp_status time_exchange(struct dcp_merge *m, char *buf, size_t n_bytes, 
             for (int k = 0; k < n_peers; k++) {
                 const int to = (m->rank + 1 + k) % m->n_ranks;
                 const int from = (m->rank + 2 * m->n_ranks - 1 - k) % m->n_ranks;
-                m->sends[k] = (struct dcp__xfer){to, buf, n_bytes};
-                m->recvs[k] = (struct dcp__xfer){from, buf + n_bytes * (size_t)(k + 1), n_bytes};
+                m->sends[k] = (struct dcp__xfer){.peer = to, .buf = buf, .n_bytes = n_bytes};
+                m->recvs[k] = (struct dcp__xfer){
+                    .peer = from, .buf = buf + n_bytes * (size_t)(k + 1), .n_bytes = n_bytes};
             }
             DCP_TRY(dcp__group_exchange_start(m->g, DCP__SLOT_TILES, m->sends, n_peers, m->recvs,
                                               n_peers));

@@ -60,8 +60,8 @@ dcp_status dcp__merge_gather_start(struct dcp_merge *m, struct dcp__merge_run *r
         if (r == m->rank) continue;
         const struct dcp__merge_block b = dcp__merge_block_step(&m->shape, run->n_tokens, r, step);
         const size_t n_bytes = dcp__merge_block_bytes(&b, m->desc.dim, elem, 1);
-        m->sends[n] = (struct dcp__xfer){r, gather_send, own_bytes};
-        m->recvs[n++] = (struct dcp__xfer){r, gather_recv + at, n_bytes};
+        m->sends[n] = (struct dcp__xfer){.peer = r, .buf = gather_send, .n_bytes = own_bytes};
+        m->recvs[n++] = (struct dcp__xfer){.peer = r, .buf = gather_recv + at, .n_bytes = n_bytes};
         at += n_bytes;
     }
     DCP_TRY(dcp__merge_send(m, run, DCP__SLOT_GATHER, n, n));

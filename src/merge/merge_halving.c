@@ -129,12 +129,14 @@ static dcp_status start_level(struct dcp_merge *m, struct dcp__merge_run *run,
                        (size_t)n_sent * sizeof(float));
         }
     }
-    m->sends[0] = (struct dcp__xfer){h.send_to, buf->send, message_bytes(m, n_sent, n)};
+    m->sends[0] = (struct dcp__xfer){
+        .peer = h.send_to, .buf = buf->send, .n_bytes = message_bytes(m, n_sent, n)};
     size_t at = 0;
     for (int i = 0; i < h.n_recvs; i++) {
         n = dcp__halving_members(m->n_ranks, h.recv_from[i], run->level, m->in);
         const size_t n_bytes = message_bytes(m, n_kept, n);
-        m->recvs[i] = (struct dcp__xfer){h.recv_from[i], buf->recv + at, n_bytes};
+        m->recvs[i] =
+            (struct dcp__xfer){.peer = h.recv_from[i], .buf = buf->recv + at, .n_bytes = n_bytes};
         at += n_bytes;
     }
     return dcp__merge_send(m, run, DCP__SLOT_TILES, 1, h.n_recvs);

@@ -95,7 +95,8 @@ static dcp_status inside(struct dcp_merge *m, struct dcp__merge_run *run,
         const struct dcp__merge_state out = state_at(m, buf->send + at, n_rows, n_inside, m->lists);
         DCP_TRY(fill_block(m, run, buf, r, &out));
         const size_t n_bytes = message_bytes(m, n_rows, n_inside);
-        m->sends[n_sends++] = (struct dcp__xfer){r, buf->send + at, n_bytes};
+        m->sends[n_sends++] =
+            (struct dcp__xfer){.peer = r, .buf = buf->send + at, .n_bytes = n_bytes};
         at += n_bytes;
     }
     int n_recvs = 0;
@@ -104,8 +105,10 @@ static dcp_status inside(struct dcp_merge *m, struct dcp__merge_run *run,
     for (int host = 0; host < dcp__n_hosts(&m->shape); host++) {
         if (host == own_host) continue;
         const size_t n_bytes = message_bytes(m, n_rows, dcp__host_size(&m->shape, host));
-        m->recvs[n_recvs++] = (struct dcp__xfer){dcp__host_handler(&m->shape, host, m->rank),
-                                                 buf->recv + at, n_bytes};
+        m->recvs[n_recvs++] =
+            (struct dcp__xfer){.peer = dcp__host_handler(&m->shape, host, m->rank),
+                               .buf = buf->recv + at,
+                               .n_bytes = n_bytes};
         at += n_bytes;
     }
     return dcp__merge_send(m, run, DCP__SLOT_TILES, n_sends, n_recvs);

@@ -302,8 +302,9 @@ dcp_status dcp__merge_share_start(struct dcp_merge *m, struct dcp__merge_run *ru
     int k = 0;
     for (int r = 0; r < m->n_ranks; r++) {
         if (r == m->rank) continue;
-        m->sends[k] = (struct dcp__xfer){r, own, n_bytes};
-        m->recvs[k++] = (struct dcp__xfer){r, to + (size_t)r * n_bytes, n_bytes};
+        m->sends[k] = (struct dcp__xfer){.peer = r, .buf = own, .n_bytes = n_bytes};
+        m->recvs[k++] =
+            (struct dcp__xfer){.peer = r, .buf = to + (size_t)r * n_bytes, .n_bytes = n_bytes};
     }
     return dcp__merge_send(m, run, DCP__SLOT_TILES, k, k);
 }

@@ -14,6 +14,9 @@ enum { WORTH_BYTES = 768 << 10 };
  * host, copies by the kernel: 128 KB 8 GB/s from the caller's memory, 4.4 packed; 32 KB 5.7, 4.3. */
 enum { SPLIT_BYTES = 48 << 10 };
 
+/* Rows of a token for a peer that are worth a piece of their own in a message of several tokens. */
+enum { PIECE_BYTES = 4 << 10 };
+
 static size_t larger(size_t a, size_t b)
 {
     return a > b ? a : b;
@@ -46,12 +49,14 @@ static size_t lse_bytes(const struct dcp__merge_shape *s, int64_t n_rows)
 }
 
 /* Payload of a tile of so many tokens of the widest block, where it could go as it lies: a token's
- * heads follow each other, two tokens' do not unless all heads are in the block. */
+ * heads follow each other. Two tokens' do not unless all heads are in the block: then the message is
+ * made of pieces. */
 static size_t stretch_bytes(const struct dcp__merge_shape *s, int64_t n_tokens, int64_t n_heads)
 {
     const size_t row = (size_t)s->dim * s->wire_bytes;
     if (s->is_narrow || row % 64 != 0) return 0;
-    if (n_tokens != 1 && (s->cut != DCP_CUT_TOKENS || n_heads != s->n_heads)) return 0;
+    const bool is_one = n_tokens == 1 || (s->cut == DCP_CUT_TOKENS && n_heads == s->n_heads);
+    if (!is_one && (size_t)n_heads * row < PIECE_BYTES) return 0;
     return (size_t)(n_tokens * n_heads) * row;
 }
 
@@ -206,7 +211,12 @@ void dcp__merge_fit(struct dcp__merge_shape *s, size_t limit_bytes,
         const int64_t enough = (int64_t)(WORTH_BYTES / (one + 1)) + 1;
         const int64_t quarter = (longest + 3) / 4;
         most = enough < quarter ? quarter : enough < longest ? enough : longest;
-        if (s->cut != DCP_CUT_TOKENS && stretch_bytes(s, 1, widest) >= SPLIT_BYTES) most = 1;
+        if (s->cut != DCP_CUT_TOKENS && stretch_bytes(s, 1, widest) >= SPLIT_BYTES)
+            most = 1;
+        else if (s->cut != DCP_CUT_TOKENS && enough < longest &&
+                 stretch_bytes(s, (enough + 1) / 2, widest) >= SPLIT_BYTES)
+            most =
+                (enough + 1) / 2; /* nothing is packed: less to wait for before the first merge */
     }
     int64_t low = 0;
     while (low < most) { /* the largest that fits */

@@ -25,7 +25,7 @@
 #include "dcpattn/attend.h"
 #include "num/dtype_priv.h"
 
-enum { MAX_SEQS = 5, MAX_RANKS = 64, GROUP_ENTRY_BYTES = 2 * sizeof(void *) };
+enum { MAX_SEQS = 5, MAX_RANKS = 64, MAX_SINK = 128, GROUP_ENTRY_BYTES = 2 * sizeof(void *) };
 enum comm { COMM_THREADS, COMM_SHM };
 
 struct call {
@@ -308,6 +308,12 @@ static dcp_status rank_body(const struct call *c, dcp_group *g)
     dcp_attend_args odd = args;
     int64_t *other_pos = malloc((size_t)(n + 1) * sizeof(int64_t));
     memcpy(other_pos, world.pos, (size_t)n * sizeof(int64_t));
+    float bad_sink[MAX_SINK];
+    if (is_odd && strncmp(c->odd, "sink", 4) == 0) {
+        assert_true(c->n_heads <= MAX_SINK);
+        memcpy(bad_sink, world.sink, (size_t)c->n_heads * sizeof(float));
+        bad_sink[c->n_heads - 1] = strcmp(c->odd, "sink nan") == 0 ? NAN : INFINITY;
+    }
     if (is_odd) {
         if (strcmp(c->odd, "window") == 0) seqs[0].window++;
         if (strcmp(c->odd, "rows") == 0) seqs[0].n_rows--;
@@ -319,6 +325,7 @@ static dcp_status rank_body(const struct call *c, dcp_group *g)
             odd.q_pos = other_pos;
         }
         if (strcmp(c->odd, "T 0") == 0) odd.n_seqs = 0;
+        if (strncmp(c->odd, "sink", 4) == 0) odd.sink = bad_sink;
         const dcp_kv_view *v = &views[0];
         if (strcmp(c->odd, "no scales") == 0) odd.scales = NULL;
         if (strcmp(c->odd, "scale type") == 0) scales[0].dtype = DCP_I8;

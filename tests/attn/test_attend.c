@@ -256,6 +256,9 @@ static void test_disagreement(void **state)
         {"lse in v", DCP_ERR_ARG, "overlaps the keys or values of sequence 0", 1},
         {"short args", DCP_ERR_ARG, "struct_size is 16", 1},
         {"stats", DCP_ERR_ARG, "start from DCP_ATTEND_STATS_INIT", 1},
+        {"sink nan", DCP_ERR_ARG, "is nan", 1},
+        {"sink inf", DCP_ERR_ARG, "is inf", 1},
+        {"sink inf, messages", DCP_ERR_ARG, "is inf", 1},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         for (int comm = 0; comm < 2; comm++) {
@@ -266,6 +269,8 @@ static void test_disagreement(void **state)
             c.odd = cases[i].odd;
             c.odd_rank = (int)(i % 3);
             c.has_pos = strcmp(c.odd, "pos") == 0;
+            c.has_sink = strncmp(c.odd, "sink", 4) == 0;
+            if (strstr(c.odd, "messages") != NULL) c.algo = DCP_MERGE_ALLTOALL;
             fill_world(&c, 3);
             run_group(&c);
             expect_all(&c, cases[i].st, cases[i].word);

@@ -90,6 +90,43 @@ class Attend(unittest.TestCase):
         self.assertEqual(rc, 1)
         self.assertIn("project is [2,2,2] but heads are [8,10]", err)
 
+    def test_inputs_are_not_replaced(self):
+        link = os.path.join(self.dir, "link.safetensors")
+        os.link(self.file, link)
+        part = os.path.join(self.dir, "part.safetensors")
+        write(part, {"out": ([2, 3, 4], [0.0] * 24), "lse": ([2, 3], [0.0] * 6)})
+        for args, out in ((("attend", self.file, "-o"), self.file), (("attend", self.file, "-o"), link),
+                          (("attend", self.file, "--project", self.maps, "-o"), self.maps),
+                          (("merge", part, "--lse-base", "e", "-o"), part),
+                          (("generate", "-m", self.file, "-p", "x", "--logits"), self.file)):
+            with open(out, "rb") as f:
+                before = f.read()
+            rc, _, err = run(*args, out)
+            with open(out, "rb") as f:
+                self.assertEqual(f.read(), before)
+            self.assertEqual(rc, 2, err)
+            self.assertIn("would replace an input", err)
+
+    def test_what_is_left_out_is_said(self):
+        q, out = ([1, 1, 2], [1.0, 1.0]), os.path.join(self.dir, "x")
+        for k, v, text in ((1.0, 1.0, None), (math.nan, 1.0, "left out: 0 values and 1 LSEs"), (1.0, math.nan, "left out: 1 values and 0 LSEs")):
+            write(self.file, {"q": q, "k": ([2, 1, 2], [k, 1.0, 1.0, 1.0]), "v": ([2, 1, 2], [v, 1.0, 1.0, 1.0])})
+            rc, _, err = run("attend", self.file, "-o", out, "-n", "2", "-t", "1")
+            self.assertEqual(rc, 0, err)
+            self.assertIn(text or "workspace", err)
+            self.assertEqual("left out" in err, text is not None)
+
+    def test_zero_heads_are_named(self):
+        write(self.file, {"q": ([1, 0, 8], []), "k": ([4, 2, 8], [0.0] * 64), "v": ([4, 2, 8], [0.0] * 64)})
+        rc, _, err = run("attend", self.file, "-o", os.path.join(self.dir, "x"), "-n", "2")
+        self.assertEqual(rc, 1)
+        self.assertIn("0 query heads, keys of 8 values and values of 8; none may be 0", err)
+
+    def test_absurd_depth_is_refused(self):
+        rc, _, err = run("bench", "generate", "-m", "none", "-d", "1000000000000")
+        self.assertEqual(rc, 2, err)
+        self.assertIn("numbers from 0 to 16777216", err)
+
 
 class HeadGroups(unittest.TestCase):
     """generate --tp on real weights: 3 KV heads."""

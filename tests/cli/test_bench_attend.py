@@ -164,6 +164,17 @@ class BenchGenerate(unittest.TestCase):
             self.assertGreater(row["peak_bytes"], row["workspace_bytes"])
             self.assertLessEqual(row["time_us"]["min"], row["time_us"]["median"])
         self.assertIn("cpu", said["machine"])
+        self.assertEqual(said["fill"], "prompt")
+
+    def test_fill(self):
+        args = ("bench", "generate", "-m", MODEL, "-n", "2", "-t", "1", "-p", "0", "-g", "2", "-d", "3,40", "-r", "1", "--fill")
+        rc, out, err = run(*args, "random")
+        self.assertEqual(rc, 0, err)
+        for word in ("random keys and values", "tg2 @ d3", "tg2 @ d40"):
+            self.assertIn(word, out)
+        rc, out, err = run(*args, "zeros")
+        self.assertEqual((rc, out), (2, ""), err)
+        self.assertIn("--fill", err)
 
 
 if __name__ == "__main__":

@@ -473,6 +473,43 @@ static void test_truncate(void **state)
     free(run.logits);
 }
 
+/* What fills a cache in place of a prompt is the same for any number of ranks: so are the logits of
+ * a token after it, and it is not the prompt's. */
+static int fill_rank(dcp_group *g, void *ctx)
+{
+    struct run *run = ctx;
+    struct session *s = NULL;
+    const struct session_opts opts = exact(6, 2);
+    const float *logits = NULL;
+    if (open_session(g, run->model, &opts, &s) != DCP_OK) return 1;
+    int bad = session_step(s, run->ids, 3, NULL, NULL, NULL, NULL, &logits) != DCP_OK;
+    bad += session_fill(s, run->n_ids - 1) != DCP_OK || session_length(s) != run->n_ids - 1;
+    bad += session_fill(s, 2) != DCP_ERR_ARG;
+    bad += session_fill(s, session_context(s) + 1) != DCP_ERR_ARG;
+    bad += session_step(s, run->ids + run->n_ids - 1, 1, NULL, NULL, NULL, NULL, &logits) != DCP_OK;
+    float *want = run->logits + (run->n_ids - 1) * run->vocab;
+    double off = 0.0;
+    for (int64_t i = 0; bad == 0 && i < run->vocab; i++)
+        off = fmax(off, fabs((double)logits[i] - (double)want[i]));
+    if (dcp_group_size(g) == 1) {
+        bad += !(off > 100 * EXACT);
+        if (bad == 0) memcpy(want, logits, (size_t)run->vocab * sizeof(float));
+    } else {
+        bad += !(off <= EXACT);
+    }
+    session_destroy(s);
+    return bad;
+}
+
+static void test_fill(void **state)
+{
+    (void)state;
+    struct run run = {0};
+    load_expected(&run, "gemma3-softcap");
+    for (int n = 1; n <= 3; n++) assert_int_equal(ranks_threads(n, 20.0, fill_rank, &run), 0);
+    free(run.logits);
+}
+
 /* One rank asks for something else: an error on all, at once, naming what and who. */
 static int mismatch_rank(dcp_group *g, void *ctx)
 {
@@ -579,6 +616,7 @@ int main(void)
         cmocka_unit_test(test_what_ranks_own),
         cmocka_unit_test(test_context_overflow),
         cmocka_unit_test(test_truncate),
+        cmocka_unit_test(test_fill),
         cmocka_unit_test(test_mismatch),
         cmocka_unit_test(test_give_up),
         cmocka_unit_test(test_allocations),

@@ -190,9 +190,11 @@ static inline int contract_exchange(dcp_group *g)
                 const int to = (rank + i) % n, from = (rank - i + n) % n;
                 const size_t to_bytes = sizes[slot][(rank + to + round) % 3];
                 const size_t from_bytes = sizes[slot][(rank + from + round) % 3];
-                s[n_x] = (struct dcp__xfer){to, malloc(to_bytes + 1), to_bytes};
+                s[n_x] = (struct dcp__xfer){
+                    .peer = to, .buf = malloc(to_bytes + 1), .n_bytes = to_bytes};
                 contract_fill(s[n_x].buf, to_bytes, rank * 64 + to, slot);
-                v[n_x] = (struct dcp__xfer){from, malloc(from_bytes + 1), from_bytes};
+                v[n_x] = (struct dcp__xfer){
+                    .peer = from, .buf = malloc(from_bytes + 1), .n_bytes = from_bytes};
                 n_x++;
             }
             CONTRACT_OK(dcp__group_exchange_start(g, (unsigned)slot, s, n_x, v, n_x));
@@ -216,11 +218,50 @@ static inline int contract_exchange(dcp_group *g)
             }
         }
     }
-    struct dcp__xfer self = {rank, &n_failed, 1};
+    struct dcp__xfer self = {.peer = rank, .buf = &n_failed, .n_bytes = 1};
     CONTRACT_TRUE(dcp__group_exchange_start(g, 0, &self, 1, NULL, 0) == DCP_ERR_ARG);
     CONTRACT_TRUE(dcp__group_exchange_start(g, 7, NULL, 0, NULL, 0) == DCP_ERR_ARG);
     free(sends);
     free(recvs);
+    return n_failed;
+}
+
+/* Messages of pieces: of more shapes than a transport may keep, each used twice, up to the last byte. */
+static inline int contract_pieces(dcp_group *g)
+{
+    enum { STRIDE = 9000, ROWS = 7, SHAPES = 6 };
+    int n_failed = 0;
+    const int n = dcp_group_size(g), rank = dcp_group_rank(g);
+    if (n < 2) return 0;
+    const int to = (rank + 1) % n, from = (rank + n - 1) % n;
+    char *buf = malloc(STRIDE * ROWS), *got = malloc(STRIDE * ROWS);
+    for (int i = 0; i < STRIDE * ROWS; i++) buf[i] = (char)(i % 251 + rank);
+    for (int k = 0; k < 2 * SHAPES; k++) {
+        const size_t piece = (size_t)(1 + k % SHAPES * 1500), n_bytes = piece * ROWS;
+        struct dcp__xfer s = {.peer = to,
+                              .buf = buf,
+                              .n_bytes = n_bytes,
+                              .piece_bytes = piece,
+                              .stride_bytes = STRIDE};
+        struct dcp__xfer v = {.peer = from, .buf = got, .n_bytes = n_bytes};
+        if (!dcp__group_sends_pieces(g)) {
+            CONTRACT_TRUE(dcp__group_exchange_start(g, 0, &s, 1, &v, 1) == DCP_ERR_ARG);
+            continue;
+        }
+        CONTRACT_OK(dcp__group_exchange_start(g, 0, &s, 1, &v, 1));
+        CONTRACT_OK(dcp__group_exchange_wait(g, 0));
+        int n_wrong = 0;
+        for (size_t i = 0; i < n_bytes; i++) {
+            const size_t at = i / piece * STRIDE + i % piece;
+            n_wrong += got[i] != (char)((int)(at % 251) + from);
+        }
+        CONTRACT_TRUE(n_wrong == 0);
+        s.n_bytes--;
+        CONTRACT_TRUE(piece == 1 || dcp__group_exchange_start(g, 0, &s, 1, NULL, 0) == DCP_ERR_ARG);
+        CONTRACT_TRUE(dcp__group_exchange_start(g, 0, NULL, 0, &s, 1) == DCP_ERR_ARG);
+    }
+    free(got);
+    free(buf);
     return n_failed;
 }
 
@@ -406,6 +447,7 @@ static inline int contract_run_beside(dcp_group *g)
     n_failed += contract_allgather(g);
     n_failed += contract_gather(g);
     n_failed += contract_exchange(g);
+    n_failed += contract_pieces(g);
     n_failed += contract_alloc(g);
     n_failed += contract_allreduce(g);
     n_failed += contract_refusals(g);

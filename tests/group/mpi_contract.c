@@ -145,7 +145,8 @@ static void check_huge_message(int rank, int size)
     char byte = 0;
     EXPECT(dcp_group_create_mpi(MPI_COMM_WORLD, NULL, &g) == DCP_OK);
     if (g == NULL) return;
-    const struct dcp__xfer x = {(rank + 1) % size, &byte, (size_t)1 << 31};
+    const struct dcp__xfer x = {
+        .peer = (rank + 1) % size, .buf = &byte, .n_bytes = (size_t)1 << 31};
     EXPECT(dcp__group_exchange_start(g, 0, &x, 1, NULL, 0) == DCP_ERR_ARG);
     EXPECT(strstr(dcp_last_error(), "2147483648 bytes") != NULL);
     EXPECT(dcp_group_barrier(g) == DCP_ERR_POISONED);
@@ -187,6 +188,7 @@ int main(int argc, char **argv)
     EXPECT(dcp_group_create_mpi(part, NULL, &g) == DCP_OK);
     n_bad += contract_records(g);
     n_bad += contract_exchange(g);
+    n_bad += contract_pieces(g);
     dcp_group_destroy(g);
     MPI_Comm_free(&part);
 

@@ -200,7 +200,8 @@ static int apart(dcp_group *g)
 static int disagree(dcp_group *g)
 {
     char buf[64] = {0};
-    struct dcp__xfer x = {1 - dcp_group_rank(g), buf, dcp_group_rank(g) == 0 ? 64 : 60};
+    struct dcp__xfer x = {
+        .peer = 1 - dcp_group_rank(g), .buf = buf, .n_bytes = dcp_group_rank(g) == 0 ? 64 : 60};
     dcp_status st = dcp_group_rank(g) == 0 ? dcp__group_exchange_start(g, 0, &x, 1, NULL, 0)
                                            : dcp__group_exchange_start(g, 0, NULL, 0, &x, 1);
     if (st == DCP_OK) st = dcp__group_exchange_wait(g, 0);

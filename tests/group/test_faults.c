@@ -82,8 +82,9 @@ static int expect_killed_in_exchange(dcp_group *g, void *ctx)
     struct dcp__xfer sends[8], recvs[8];
     for (int i = 1; i < n; i++) {
         const int peer = (rank + i) % n;
-        sends[i - 1] = (struct dcp__xfer){peer, buf, BYTES};
-        recvs[i - 1] = (struct dcp__xfer){peer, buf + (size_t)i * BYTES, BYTES};
+        sends[i - 1] = (struct dcp__xfer){.peer = peer, .buf = buf, .n_bytes = BYTES};
+        recvs[i - 1] =
+            (struct dcp__xfer){.peer = peer, .buf = buf + (size_t)i * BYTES, .n_bytes = BYTES};
     }
     dcp_status st = dcp__group_exchange_start(g, 0, sends, n - 1, recvs, n - 1);
     if (st == DCP_OK) st = dcp__group_exchange_wait(g, 0);
@@ -182,7 +183,7 @@ static int leave_early(dcp_group *g, void *ctx)
 {
     (void)ctx;
     char buf[1000] = {0};
-    struct dcp__xfer x = {1 - dcp_group_rank(g), buf, sizeof(buf)};
+    struct dcp__xfer x = {.peer = 1 - dcp_group_rank(g), .buf = buf, .n_bytes = sizeof(buf)};
     if (dcp_group_rank(g) == 1) {
         memset(buf, 7, sizeof(buf));
         WANT(dcp__group_exchange_start(g, 0, &x, 1, NULL, 0) == DCP_OK);
@@ -204,7 +205,8 @@ static int disagree(dcp_group *g, void *ctx)
 {
     (void)ctx;
     char buf[64] = {0};
-    struct dcp__xfer x = {1 - dcp_group_rank(g), buf, dcp_group_rank(g) == 0 ? 64 : 60};
+    struct dcp__xfer x = {
+        .peer = 1 - dcp_group_rank(g), .buf = buf, .n_bytes = dcp_group_rank(g) == 0 ? 64 : 60};
     if (dcp_group_rank(g) == 0) {
         WANT(dcp__group_exchange_start(g, 0, &x, 1, NULL, 0) == DCP_OK);
         WANT(dcp__group_exchange_wait(g, 0) == DCP_OK);

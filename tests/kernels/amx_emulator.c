@@ -39,12 +39,12 @@ struct thread_state {
 static _Thread_local struct thread_state me;
 static struct sigaction old_action;
 
-/* From a signal handler: no stdio. */
-static void fail(const char *what, int x, int y)
+/* From a signal handler: no stream, no exit handlers. */
+static _Noreturn void fail(const char *what, int x, int y)
 {
     char line[200];
     const int n = snprintf(line, sizeof(line), "amx emulator: %s (%d, %d)\n", what, x, y);
-    if (n > 0 && write(STDERR_FILENO, line, (size_t)n) < 0) _exit(99);
+    if (n > 0 && write(STDERR_FILENO, line, (size_t)n) < 0) _exit(98);
     _exit(99);
 }
 

@@ -2,12 +2,11 @@
 /* The AMX attention kernels, their real machine code: on a CPU with tiles natively, elsewhere (with
  * AVX-512 and its bf16) under the emulator. Every edge size, mask shape and special value against
  * double precision. */
+#if DCP_BUILD_AVX512
 #include "kernels/attn_amx_case.h"
 
 #include "base/cpu_priv.h"
 #include "base/pool_priv.h"
-
-#if DCP_BUILD_AVX512
 #include "kernels/tile_amx.h"
 
 static void check_shape(const struct shape *shape, double *worst)
@@ -639,6 +638,8 @@ int main(int argc, char **argv)
     return rc;
 }
 #else
+#include <stdio.h>
+
 int main(void)
 {
     printf("skipped: built without AVX-512\n");
