@@ -187,6 +187,7 @@ static dcp_status run_down(struct forward *f, const struct layer *w)
         for (int64_t t = 0; t < f->n_rows; t++) memset(a + t * d, 0, (size_t)own * sizeof(float));
     for (int64_t i = 0; i < e->n_experts; i++) {
         const int64_t at = b->first[i], n = b->first[i + 1] - at;
+        if (n == 0) continue;
         const struct weight down = expert_of(&w->down_exps, e->n_experts, i);
         DCP_TRY(forward_product(f, &down, b->h + at * e->d_expert, e->d_expert, n, b->out, own));
         for (int64_t p = 0; p < n; p++) {

@@ -147,9 +147,17 @@ static dcp_status check_seq(const struct dcp_attend *a, const dcp_attend_args *a
                          at, a->rank, (long long)own, (long long)seq->length,
                          (long long)view->n_keys);
     }
-    if (own > 0 && (view->k_base == NULL || view->v_base == NULL || view->pages == NULL ||
-                    view->page_tokens < 1)) {
-        return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: sequence %lld: the view has no pages", at);
+    if (own > 0 && (view->k_base == NULL || view->v_base == NULL || view->pages == NULL)) {
+        return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: sequence %lld: the view's %s is NULL", at,
+                         view->k_base == NULL   ? "k_base"
+                         : view->v_base == NULL ? "v_base"
+                                                : "pages");
+    }
+    if (own > 0 && view->page_tokens < 1) {
+        return dcp__fail(DCP_ERR_ARG,
+                         "dcp_attend_run: sequence %lld: the view's page_tokens is %lld, must be "
+                         "positive",
+                         at, (long long)view->page_tokens);
     }
     const dcp_kv_scales *scales = scales_of(args, s);
     const bool is_quantised = view->dtype == DCP_I8 || view->dtype == DCP_FP8_E4M3;

@@ -74,6 +74,8 @@ dcp_status dcp__attend_read_desc(const char *call, const dcp_attend_desc *desc, 
         return dcp__fail(DCP_ERR_ARG, "%s: project_type %d is none of f32, bf16", call,
                          (int)d->project_type);
     }
+    if (d->algo > DCP_MERGE_ALLREDUCE_TEMP)
+        return dcp__fail(DCP_ERR_ARG, "%s: algo %d is no dcp_merge_algo", call, (int)d->algo);
     if (d->tp == 0) d->tp = 1;
     if (d->n_kv_heads % d->tp != 0) {
         return dcp__fail(DCP_ERR_ARG, "%s: tp %d does not divide the %lld KV heads", call, d->tp,

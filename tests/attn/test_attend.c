@@ -355,6 +355,7 @@ static void test_refusals(void **state)
     REFUSE(key_dim, 0, "key_dim");
     REFUSE(value_dim, -1, "value_dim");
     REFUSE(interleave, -1, "interleave");
+    REFUSE(algo, (dcp_merge_algo)99, "algo 99");
     REFUSE(n_threads, -1, "n_threads");
     REFUSE(softcap, -1.0f, "softcap");
     REFUSE(scale, NAN, "scale");
@@ -413,7 +414,10 @@ static void test_refusals(void **state)
     REFUSE_VIEW(k_page_stride_bytes, INT64_MAX / 8 * 8 - 8, "address space");
     REFUSE_VIEW(k_base, (const char *)kv + 1, "k_base");
     REFUSE_VIEW(v_page_stride_bytes, 130, "v_page_stride_bytes");
-    REFUSE_VIEW(page_tokens, 0, "no pages");
+    REFUSE_VIEW(page_tokens, 0, "page_tokens is 0");
+    REFUSE_VIEW(k_base, NULL, "k_base is NULL");
+    REFUSE_VIEW(v_base, NULL, "v_base is NULL");
+    REFUSE_VIEW(pages, NULL, "pages is NULL");
     REFUSE_VIEW(pages, &page_bad, "pages[0] is -1");
 #undef REFUSE_VIEW
     seq.view = &fit;
