@@ -149,26 +149,49 @@ static int64_t find_type(const char *name)
     return -1;
 }
 
-/* The option that is not right, or NULL. */
-static const char *read_texts(struct attend_values *v)
+/* An option that is not right: its text, and what it may be. */
+struct bad_text {
+    const char *option, *text, *want;
+};
+#define LISTS "numbers with K, M, G, between commas, or a..b in steps of --factor; each "
+
+static bool read_texts(struct attend_values *v, struct bad_text *bad)
 {
     struct bench_list cases = {0}, dtypes = {0};
-    if (!bench_read_names(v->cases, find_case, &cases) || cases.n == 0) return "--case";
+    *bad = (struct bad_text){"--case", v->cases,
+                             "some of gqa-decode,mla-decode,gqa-extend,mla-extend,product"};
+    if (!bench_read_names(v->cases, find_case, &cases) || cases.n == 0) return false;
     for (int i = 0; i < cases.n; i++) v->wanted[cases.at[i]] = true;
-    if (!bench_read_list(v->keys_text, v->factor, 1, (int64_t)1 << 32, &v->keys) || v->keys.n == 0)
-        return "--keys";
-    if (!bench_read_list(v->tokens_text, v->factor, 1, 1 << 24, &v->tokens)) return "--tokens";
-    if (!bench_read_list(v->ranks_text, v->factor, 1, 4096, &v->ranks)) return "--ranks";
-    if (!bench_read_list(v->threads_text, v->factor, 1, 64, &v->threads)) return "--threads";
-    if (!bench_read_names(v->isa_text, find_isa, &v->isas)) return "--isa";
-    if (!bench_read_names(v->dtypes, find_dtype, &dtypes) || dtypes.n == 0) return "--dtype";
+    const struct {
+        const char *option, *text, *want;
+        int64_t high;
+        struct bench_list *list;
+        bool is_needed;
+    } lists[] = {
+        {"--keys", v->keys_text, LISTS "1 to 4G", (int64_t)1 << 32, &v->keys, true},
+        {"--tokens", v->tokens_text, LISTS "1 to 16M", 1 << 24, &v->tokens, false},
+        {"--ranks", v->ranks_text, LISTS "1 to 4096", 4096, &v->ranks, false},
+        {"--threads", v->threads_text, LISTS "1 to 64", 64, &v->threads, false},
+    };
+    for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
+        *bad = (struct bad_text){lists[i].option, lists[i].text, lists[i].want};
+        if (!bench_read_list(lists[i].text, v->factor, 1, lists[i].high, lists[i].list) ||
+            (lists[i].is_needed && lists[i].list->n == 0))
+            return false;
+    }
+    *bad = (struct bad_text){"--isa", v->isa_text, "some of scalar,avx2,avx512,amx"};
+    if (!bench_read_names(v->isa_text, find_isa, &v->isas)) return false;
+    *bad = (struct bad_text){"--dtype", v->dtypes, "some of bf16,f16,f32,int8,fp8"};
+    if (!bench_read_names(v->dtypes, find_dtype, &dtypes) || dtypes.n == 0) return false;
     for (int i = 0; i < dtypes.n; i++) v->kv_types[v->n_kv_types++] = (dcp_dtype)dtypes.at[i];
-    if (!bench_read_names(v->types_text, find_type, &v->types)) return "--types";
-    if (v->product_k % 256 != 0) return "--product-k";
+    *bad = (struct bad_text){"--types", v->types_text, "types of weights, such as Q8_0,Q4_1,F32"};
+    if (!bench_read_names(v->types_text, find_type, &v->types)) return false;
+    *bad = (struct bad_text){"--product-k", NULL, "a multiple of 256"};
+    if (v->product_k % 256 != 0) return false;
     if (v->ranks.n == 0) v->ranks = (struct bench_list){1, {0}};
     if (v->threads.n == 0) v->threads = (struct bench_list){1, {0}};
     if (v->isas.n == 0) v->isas = (struct bench_list){1, {0}};
-    return NULL;
+    return true;
 }
 
 /* ---- ranks ---- */
@@ -334,10 +357,23 @@ static int run_command(const struct command_def *cmd, const char *cases, int arg
                               .deadline_s = 120};
     int n_operands, rc;
     if (!command_parse(cmd, argc, argv, &v, &n_operands, &rc)) return rc;
-    const char *bad = read_texts(&v);
-    if (bad != NULL)
-        return usage_error(cmd, "%s is not right; dcp-attn %s --help says what it may be", bad,
-                           cmd->name);
+    struct bad_text bad;
+    if (!read_texts(&v, &bad)) {
+        if (bad.text == NULL)
+            return usage_error(cmd, "%s %lld is not right: %s", bad.option, (long long)v.product_k,
+                               bad.want);
+        return usage_error(cmd, "%s: '%s' is not right: %s", bad.option, bad.text, bad.want);
+    }
+    if (v.tokens.n > 0 && v.keys.n > 0) {
+        int64_t most = v.tokens.at[0], least = v.keys.at[0];
+        for (int i = 1; i < v.tokens.n; i++) most = v.tokens.at[i] > most ? v.tokens.at[i] : most;
+        for (int i = 1; i < v.keys.n; i++) least = v.keys.at[i] < least ? v.keys.at[i] : least;
+        if (most > least)
+            return usage_error(cmd,
+                               "--tokens %lld is more than --keys %lld: keys count all, new "
+                               "tokens included",
+                               (long long)most, (long long)least);
+    }
     if (v.heads % v.kv_heads != 0 && v.heads != 0 && (v.wanted[GQA_DECODE] || v.wanted[GQA_EXTEND]))
         return usage_error(cmd, "--heads %lld is no multiple of --kv-heads %lld",
                            (long long)v.heads, (long long)v.kv_heads);
