@@ -67,13 +67,6 @@ dcp_status bench_rank_init(struct bench_rank *r, dcp_group *g, int n_threads, ch
                            size_t n_bytes);
 void bench_rank_fini(struct bench_rank *r);
 
-/* A contestant's run number i; us_out is the time of this rank alone. */
-typedef dcp_status bench_turn_fn(void *ctx, int64_t i, double *us_out);
-/* Rounds of n_turns contestants, each of which begins with all ranks together and its times in
- * times[turn][round] (slowest rank's); the roof takes a turn as well: roof_out in GFLOP/s of all
- * ranks, the median. The number of rounds is r->iters, or what fits r->seconds. */
-dcp_status bench_rounds(struct bench_rank *r, bench_turn_fn *const *turns, int n_turns, void *ctx,
-                        double *const *times, int64_t *n_rounds_out, double *roof_out);
 /* Sorts times. */
 struct bench_span bench_span_of(double *times, int64_t n);
 /* Collective: largest, sum of the ranks. */
@@ -88,6 +81,21 @@ struct bench_stretch {
 enum { BENCH_WAYS = 4 };
 /* way: halves or pieces of about 1 MiB, with or without prefetch. */
 void bench_read_stretches(struct bench_rank *r, const struct bench_stretch *s, int64_t n, int way);
+
+/* What a run reads, several times over, so that each finds it in memory and not in a cache. */
+struct bench_copies {
+    struct bench_stretch *stretches; /* [n_copies][n_stretches] */
+    int64_t n_stretches, n_copies, next;
+};
+/* The copy that has not been touched for longest. */
+int64_t bench_next_copy(struct bench_copies *c);
+/* The contestant: us_out is the time of this rank alone. */
+typedef dcp_status bench_turn_fn(void *ctx, double *us_out);
+/* Collective: rounds in which fn, the ways of reading the copies and the roof take turns, each of
+ * them begun by all ranks together. Into line: n_iters (r->iters, or what fits r->seconds), time,
+ * read (the best way) and matrix_GFLOPs of all ranks; a round's time is its slowest rank's. */
+dcp_status bench_compete(struct bench_rank *r, bench_turn_fn *fn, void *ctx,
+                         struct bench_copies *copies, struct bench_line *line);
 
 /* Memory of a creation and its first runs. */
 struct bench_memory {

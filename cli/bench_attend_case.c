@@ -11,7 +11,7 @@
 #include "base/status_priv.h"
 #include "cli/bench_attend.h"
 
-enum { PAGE_TOKENS = 64, MAX_COPIES = 256, N_TURNS = 1 + BENCH_WAYS, CHECKED_ROWS = 8 };
+enum { PAGE_TOKENS = 64, MAX_COPIES = 256, CHECKED_ROWS = 8 };
 
 struct bench {
     struct bench_rank *r;
@@ -20,22 +20,14 @@ struct bench {
     dcp_cache *cache;
     dcp_attend *attend;
     dcp_range heads;
-    int64_t n_copies, next_copy;
-    dcp_kv_view *views;              /* [n_copies] */
-    dcp_kv_scales *scales;           /* [n_copies] */
-    struct bench_stretch *stretches; /* [n_copies][n_stretches] */
-    int64_t n_stretches;
+    dcp_kv_view *views;    /* [n_copies] */
+    dcp_kv_scales *scales; /* [n_copies] */
+    struct bench_copies copies;
     float *q, *out, *lse;
     double *work;
-    double *times[N_TURNS];
     double gather_s, partial_s, merge_s;
     int64_t n_runs;
 };
-
-static size_t dtype_bytes(dcp_dtype t)
-{
-    return dcp_dtype_bytes(t);
-}
 
 /* ---- memory ---- */
 
@@ -44,9 +36,9 @@ static void find_stretches(struct bench *b, int64_t copy)
 {
     const struct attend_shape *s = &b->c->shape;
     const dcp_kv_view *v = &b->views[copy];
-    struct bench_stretch *to = b->stretches + copy * b->n_stretches;
+    struct bench_stretch *to = b->copies.stretches + copy * b->copies.n_stretches;
     /* Scales follow the numbers of a page that has them. */
-    const size_t rows = (size_t)(v->page_tokens * s->n_kv_heads), elem = dtype_bytes(v->dtype);
+    const size_t rows = (size_t)(v->page_tokens * s->n_kv_heads), elem = dcp_dtype_bytes(v->dtype);
     const size_t scale = b->scales[copy].k_base != NULL ? sizeof(float) : 0;
     for (int64_t p = 0; p * v->page_tokens < v->n_keys; p++) {
         *to++ =
@@ -73,13 +65,13 @@ static dcp_status make_cache(struct bench *b)
     desc.latent = s->is_latent;
     desc.dtype = b->c->dtype;
     desc.page_tokens = PAGE_TOKENS;
-    desc.max_tokens = s->n_keys * b->n_copies;
-    desc.max_seqs = b->n_copies;
+    desc.max_tokens = s->n_keys * b->copies.n_copies;
+    desc.max_seqs = b->copies.n_copies;
     DCP_TRY(dcp_cache_create(&desc, &b->cache));
-    for (int64_t i = 0; i < b->n_copies; i++)
+    for (int64_t i = 0; i < b->copies.n_copies; i++)
         DCP_TRY(attend_data_store(&b->data, b->cache, i, b->r->n, b->r->rank));
     /* Views last: a cache that grows moves no page, but may move a block table. */
-    for (int64_t i = 0; i < b->n_copies; i++) {
+    for (int64_t i = 0; i < b->copies.n_copies; i++) {
         DCP_TRY(dcp_cache_view(b->cache, i, 0, &b->views[i]));
         DCP_TRY(dcp_cache_scales(b->cache, i, 0, &b->scales[i]));
         find_stretches(b, i);
@@ -92,22 +84,24 @@ static dcp_status take_memory(struct bench *b)
     const struct attend_shape *s = &b->c->shape;
     const int64_t n_own_keys = dcp_local_length(s->n_keys, b->r->n, b->r->rank, s->interleave);
     const int64_t per_key = s->n_kv_heads * (s->key_dim + (s->is_latent ? 0 : s->value_dim)) *
-                            (int64_t)dtype_bytes(b->c->dtype);
+                            (int64_t)dcp_dtype_bytes(b->c->dtype);
     const int64_t n_bytes = s->n_keys * per_key;
-    b->n_copies = n_bytes > 0 ? ((int64_t)b->c->cold_bytes + n_bytes - 1) / n_bytes : 1;
-    b->n_copies = b->n_copies < 1 ? 1 : b->n_copies > MAX_COPIES ? MAX_COPIES : b->n_copies;
+    b->copies.n_copies = n_bytes > 0 ? ((int64_t)b->c->cold_bytes + n_bytes - 1) / n_bytes : 1;
+    b->copies.n_copies = b->copies.n_copies < 1            ? 1
+                         : b->copies.n_copies > MAX_COPIES ? MAX_COPIES
+                                                           : b->copies.n_copies;
     const int64_t n_pages = (n_own_keys + PAGE_TOKENS - 1) / PAGE_TOKENS;
-    b->n_stretches = n_pages * (s->is_latent ? 1 : 2);
+    b->copies.n_stretches = n_pages * (s->is_latent ? 1 : 2);
     b->heads = dcp_cut_range(s->n_heads, b->r->n, b->r->rank);
     const size_t n_rows = (size_t)(s->n_tokens * (b->heads.end - b->heads.begin));
     void *mem = NULL;
-    DCP_TRY(dcp__alloc_array((size_t)b->n_copies, sizeof(*b->views), "views", &mem));
+    DCP_TRY(dcp__alloc_array((size_t)b->copies.n_copies, sizeof(*b->views), "views", &mem));
     b->views = mem;
-    DCP_TRY(dcp__alloc_array((size_t)b->n_copies, sizeof(*b->scales), "scales", &mem));
+    DCP_TRY(dcp__alloc_array((size_t)b->copies.n_copies, sizeof(*b->scales), "scales", &mem));
     b->scales = mem;
-    DCP_TRY(dcp__alloc_array((size_t)(b->n_copies * b->n_stretches), sizeof(*b->stretches),
-                             "stretches", &mem));
-    b->stretches = mem;
+    DCP_TRY(dcp__alloc_array((size_t)(b->copies.n_copies * b->copies.n_stretches),
+                             sizeof(*b->copies.stretches), "stretches", &mem));
+    b->copies.stretches = mem;
     DCP_TRY(dcp__alloc_array(n_rows, (size_t)s->key_dim * sizeof(float), "queries", &mem));
     b->q = mem;
     DCP_TRY(dcp__alloc_array(n_rows, (size_t)s->value_dim * sizeof(float), "result", &mem));
@@ -116,10 +110,6 @@ static dcp_status take_memory(struct bench *b)
     b->lse = mem;
     DCP_TRY(dcp__alloc_array((size_t)s->value_dim, sizeof(double), "oracle", &mem));
     b->work = mem;
-    for (int i = 0; i < N_TURNS; i++) {
-        DCP_TRY(dcp__alloc_array(BENCH_MAX_ROUNDS, sizeof(double), "times", &mem));
-        b->times[i] = mem;
-    }
     DCP_TRY(attend_data_init(&b->data, s));
     attend_data_write_q(&b->data, b->heads, b->q);
     memset(b->out, 1, n_rows * (size_t)s->value_dim * sizeof(float)); /* touch */
@@ -131,30 +121,22 @@ static void give_back(struct bench *b)
     dcp_attend_destroy(b->attend);
     dcp_cache_destroy(b->cache);
     attend_data_fini(&b->data);
-    for (int i = 0; i < N_TURNS; i++) dcp__free(b->times[i]);
     dcp__free(b->work);
     dcp__free(b->lse);
     dcp__free(b->out);
     dcp__free(b->q);
-    dcp__free(b->stretches);
+    dcp__free(b->copies.stretches);
     dcp__free(b->scales);
     dcp__free(b->views);
 }
 
 /* ---- turns ---- */
 
-/* The copy that has not been touched for longest. */
-static int64_t next_copy(struct bench *b)
-{
-    return b->next_copy++ % b->n_copies;
-}
-
-static dcp_status run_attend(void *ctx, int64_t i, double *us_out)
+static dcp_status run_attend(void *ctx, double *us_out)
 {
     struct bench *b = ctx;
-    (void)i;
     const struct attend_shape *s = &b->c->shape;
-    const int64_t copy = next_copy(b);
+    const int64_t copy = bench_next_copy(&b->copies);
     const dcp_attend_seq seq = {&b->views[copy], s->n_keys, s->n_tokens, s->window};
     dcp_attend_args args = DCP_ATTEND_ARGS_INIT;
     dcp_attend_stats stats = DCP_ATTEND_STATS_INIT;
@@ -172,36 +154,6 @@ static dcp_status run_attend(void *ctx, int64_t i, double *us_out)
     b->merge_s += stats.merge_s;
     b->n_runs++;
     return DCP_OK;
-}
-
-static dcp_status run_read(struct bench *b, int way, double *us_out)
-{
-    const struct bench_stretch *s = b->stretches + next_copy(b) * b->n_stretches;
-    const int64_t t0 = dcp__now_ns();
-    bench_read_stretches(b->r, s, b->n_stretches, way);
-    *us_out = (double)(dcp__now_ns() - t0) * 1e-3;
-    return DCP_OK;
-}
-
-static dcp_status read_0(void *ctx, int64_t i, double *us_out)
-{
-    (void)i;
-    return run_read(ctx, 0, us_out);
-}
-static dcp_status read_1(void *ctx, int64_t i, double *us_out)
-{
-    (void)i;
-    return run_read(ctx, 1, us_out);
-}
-static dcp_status read_2(void *ctx, int64_t i, double *us_out)
-{
-    (void)i;
-    return run_read(ctx, 2, us_out);
-}
-static dcp_status read_3(void *ctx, int64_t i, double *us_out)
-{
-    (void)i;
-    return run_read(ctx, 3, us_out);
 }
 
 /* ---- the case ---- */
@@ -232,7 +184,7 @@ static dcp_status create(struct bench *b, struct bench_line *line)
  * values. */
 static double tolerance_of(const struct bench *b)
 {
-    if (dtype_bytes(b->c->dtype) == 1) return 0x1p-3;
+    if (dcp_dtype_bytes(b->c->dtype) == 1) return 0x1p-3;
     return b->r->isa >= DCP_ISA_AMX ? 0x1p-9 : 0x1p-15;
 }
 
@@ -256,7 +208,7 @@ static dcp_status prepare(struct bench *b, struct bench_line *line)
     bench_memory_begin(&memory);
     DCP_TRY(dcp_group_barrier(b->r->g));
     DCP_TRY(create(b, line));
-    if (b->r->iters != 0) DCP_TRY(run_attend(b, 0, &us));
+    if (b->r->iters != 0) DCP_TRY(run_attend(b, &us));
     DCP_TRY(bench_memory_end(b->r, &memory, line));
     dcp_attend_info info = DCP_ATTEND_INFO_INIT;
     dcp_attend_get_info(b->attend, &info);
@@ -269,15 +221,10 @@ static dcp_status prepare(struct bench *b, struct bench_line *line)
 
 static dcp_status measure(struct bench *b, struct bench_line *line)
 {
-    bench_turn_fn *const turns[N_TURNS] = {run_attend, read_0, read_1, read_2, read_3};
-    DCP_TRY(bench_rounds(b->r, turns, N_TURNS, b, b->times, &line->n_iters, &line->matrix_GFLOPs));
-    line->time = bench_span_of(b->times[0], line->n_iters);
-    for (int way = 0; way < BENCH_WAYS; way++) {
-        const struct bench_span t = bench_span_of(b->times[1 + way], line->n_iters);
-        if (way == 0 || t.median_us < line->read.median_us) line->read = t;
-    }
+    DCP_TRY(bench_compete(b->r, run_attend, b, &b->copies, line));
     double n_bytes = 0.0;
-    for (int64_t i = 0; i < b->n_stretches; i++) n_bytes += (double)b->stretches[i].n_bytes;
+    for (int64_t i = 0; i < b->copies.n_stretches; i++)
+        n_bytes += (double)b->copies.stretches[i].n_bytes;
     const double per_run = 1e6 / ((double)b->n_runs * b->r->n);
     line->gather_us = b->gather_s * per_run;
     line->partial_us = b->partial_s * per_run;

@@ -179,16 +179,43 @@ struct bench_span bench_span_of(double *times, int64_t n)
 
 /* ---- rounds ---- */
 
-static dcp_status one_round(struct bench_rank *r, bench_turn_fn *const *turns, int n_turns,
-                            void *ctx, double *const *times, double *roof_us, int64_t i)
+enum { N_TURNS = 1 + BENCH_WAYS, ROOF = N_TURNS, N_TIMES };
+
+struct contest {
+    struct bench_rank *r;
+    bench_turn_fn *fn;
+    void *ctx;
+    struct bench_copies *copies;
+    double *times[N_TIMES]; /* the contestant's, each way's of reading, the roof's */
+};
+
+int64_t bench_next_copy(struct bench_copies *c)
 {
-    for (int turn = 0; turn <= n_turns; turn++) {
-        const int who = (int)((turn + i) % (n_turns + 1));
-        DCP_TRY(dcp_group_barrier(r->g));
-        if (who < n_turns)
-            DCP_TRY(turns[who](ctx, i, &times[who][i]));
+    return c->next++ % c->n_copies;
+}
+
+static void read_turn(struct contest *c, int way, double *us_out)
+{
+    const struct bench_copies *const copies = c->copies;
+    const struct bench_stretch *s =
+        copies->stretches + bench_next_copy(c->copies) * copies->n_stretches;
+    const int64_t t0 = dcp__now_ns();
+    bench_read_stretches(c->r, s, copies->n_stretches, way);
+    *us_out = (double)(dcp__now_ns() - t0) * 1e-3;
+}
+
+static dcp_status one_round(struct contest *c, int64_t i)
+{
+    for (int turn = 0; turn < N_TIMES; turn++) {
+        const int who = (int)((turn + i) % N_TIMES);
+        double *const us = &c->times[who][i];
+        DCP_TRY(dcp_group_barrier(c->r->g));
+        if (who == 0)
+            DCP_TRY(c->fn(c->ctx, us));
+        else if (who < N_TURNS)
+            read_turn(c, who - 1, us);
         else
-            (void)roof_turn(r, r->unit, r->roof_steps, &roof_us[i]);
+            (void)roof_turn(c->r, c->r->unit, c->r->roof_steps, us);
     }
     return DCP_OK;
 }
@@ -206,14 +233,13 @@ static dcp_status slowest(struct bench_rank *r, double *times, int64_t n)
     return DCP_OK;
 }
 
-static dcp_status run_rounds(struct bench_rank *r, bench_turn_fn *const *turns, int n_turns,
-                             void *ctx, double *const *times, double *roof_us,
-                             int64_t *n_rounds_out, double *roof_out)
+static dcp_status run_rounds(struct contest *c, struct bench_line *line)
 {
+    struct bench_rank *const r = c->r;
     int64_t n = r->iters, done = 0;
     if (n < 0) {
         const int64_t t0 = dcp__now_ns();
-        DCP_TRY(one_round(r, turns, n_turns, ctx, times, roof_us, 0));
+        DCP_TRY(one_round(c, 0));
         int64_t ns = dcp__now_ns() - t0 + 1;
         DCP_TRY(bench_largest(r, &ns));
         const double fit = r->seconds * 1e9 / (double)ns;
@@ -224,23 +250,28 @@ static dcp_status run_rounds(struct bench_rank *r, bench_turn_fn *const *turns, 
         /* A first round of many is a warm-up; of few it counts. */
         done = n > 2 * MIN_ROUNDS ? 0 : 1;
     }
-    for (int64_t i = done; i < n; i++)
-        DCP_TRY(one_round(r, turns, n_turns, ctx, times, roof_us, i));
-    for (int k = 0; k < n_turns; k++) DCP_TRY(slowest(r, times[k], n));
-    DCP_TRY(slowest(r, roof_us, n));
+    for (int64_t i = done; i < n; i++) DCP_TRY(one_round(c, i));
+    for (int k = 0; k < N_TIMES; k++) DCP_TRY(slowest(r, c->times[k], n));
     double us, flops = roof_turn(r, r->unit, r->roof_steps, &us);
     DCP_TRY(bench_sum(r, &flops));
-    *roof_out = flops / bench_span_of(roof_us, n).median_us * 1e-3;
-    *n_rounds_out = n;
+    line->matrix_GFLOPs = flops / bench_span_of(c->times[ROOF], n).median_us * 1e-3;
+    line->n_iters = n;
+    line->time = bench_span_of(c->times[0], n);
+    for (int way = 0; way < BENCH_WAYS; way++) {
+        const struct bench_span t = bench_span_of(c->times[1 + way], n);
+        if (way == 0 || t.median_us < line->read.median_us) line->read = t;
+    }
     return DCP_OK;
 }
 
-dcp_status bench_rounds(struct bench_rank *r, bench_turn_fn *const *turns, int n_turns, void *ctx,
-                        double *const *times, int64_t *n_rounds_out, double *roof_out)
+dcp_status bench_compete(struct bench_rank *r, bench_turn_fn *fn, void *ctx,
+                         struct bench_copies *copies, struct bench_line *line)
 {
+    struct contest c = {.r = r, .fn = fn, .ctx = ctx, .copies = copies};
     void *mem = NULL;
-    DCP_TRY(dcp__alloc_array(BENCH_MAX_ROUNDS, sizeof(double), "times", &mem));
-    const dcp_status st = run_rounds(r, turns, n_turns, ctx, times, mem, n_rounds_out, roof_out);
+    DCP_TRY(dcp__alloc_array((size_t)N_TIMES * BENCH_MAX_ROUNDS, sizeof(double), "times", &mem));
+    for (int k = 0; k < N_TIMES; k++) c.times[k] = (double *)mem + (size_t)k * BENCH_MAX_ROUNDS;
+    const dcp_status st = run_rounds(&c, line);
     dcp__free(mem);
     return st;
 }

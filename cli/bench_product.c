@@ -12,7 +12,7 @@
 #include "cli/bench_attend.h"
 #include "engine/linear.h"
 
-enum { N_TURNS = 1 + BENCH_WAYS, CHECKED_ROWS = 32, PATTERN_ROWS = 61, READ_ROWS_BYTES = 1 << 17 };
+enum { CHECKED_ROWS = 32, PATTERN_ROWS = 61, READ_ROWS_BYTES = 1 << 17 };
 static const int64_t cold_bytes = (int64_t)1 << 30;
 
 /* Types by their numbers in a GGUF file; where a block keeps f16 scales. */
@@ -38,11 +38,9 @@ struct bench {
     const struct product_type *type;
     struct linear *linear;
     struct weight weights[16]; /* copies: each run finds its rows in memory, not in a cache */
-    int64_t n_copies, next_copy;
-    struct bench_stretch *stretches; /* [n_copies][n_stretches] */
-    int64_t n_stretches, stretch_rows;
+    struct bench_copies copies;
+    int64_t stretch_rows;
     float *x, *y, *row;
-    double *times[N_TURNS];
 };
 
 int bench_product_types(void)
@@ -109,16 +107,16 @@ static dcp_status take_memory(struct bench *b)
     const int64_t n_all = c->n_bytes / (int64_t)row_bytes + 1;
     const dcp_range own = dcp_cut_range(n_all, b->r->n, b->r->rank);
     const int64_t n_rows = own.end - own.begin;
-    b->n_copies = (cold_bytes + c->n_bytes - 1) / c->n_bytes;
-    if (c->n_bytes < cold_bytes / 64) b->n_copies = 1; /* meant to stay in a cache */
-    if (b->n_copies > 16) b->n_copies = 16;
+    b->copies.n_copies = (cold_bytes + c->n_bytes - 1) / c->n_bytes;
+    if (c->n_bytes < cold_bytes / 64) b->copies.n_copies = 1; /* meant to stay in a cache */
+    if (b->copies.n_copies > 16) b->copies.n_copies = 16;
     b->stretch_rows = READ_ROWS_BYTES / (int64_t)row_bytes + 1;
-    b->n_stretches = (n_rows + b->stretch_rows - 1) / b->stretch_rows;
-    DCP_TRY(dcp__alloc_array((size_t)(b->n_copies * b->n_stretches), sizeof(*b->stretches),
-                             "stretches", &mem));
-    b->stretches = mem;
-    struct bench_stretch *s = b->stretches;
-    for (int64_t i = 0; i < b->n_copies; i++) {
+    b->copies.n_stretches = (n_rows + b->stretch_rows - 1) / b->stretch_rows;
+    DCP_TRY(dcp__alloc_array((size_t)(b->copies.n_copies * b->copies.n_stretches),
+                             sizeof(*b->copies.stretches), "stretches", &mem));
+    b->copies.stretches = mem;
+    struct bench_stretch *s = b->copies.stretches;
+    for (int64_t i = 0; i < b->copies.n_copies; i++) {
         DCP_TRY(dcp__alloc((size_t)n_rows * row_bytes + 64, "weights of a bench", &mem));
         b->weights[i] = (struct weight){.qtype = b->type->qtype, .n_rows = n_rows, .k = c->k};
         b->weights[i].row_bytes = row_bytes;
@@ -137,69 +135,29 @@ static dcp_status take_memory(struct bench *b)
     for (int64_t i = 0; i < c->k; i++) b->x[i] = next_normal(&seed);
     DCP_TRY(dcp__alloc_array((size_t)n_rows, sizeof(float), "y", &mem));
     b->y = mem;
-    for (int i = 0; i < N_TURNS; i++) {
-        DCP_TRY(dcp__alloc_array(BENCH_MAX_ROUNDS, sizeof(double), "times", &mem));
-        b->times[i] = mem;
-    }
     return DCP_OK;
 }
 
 static void give_back(struct bench *b)
 {
     linear_destroy(b->linear);
-    for (int i = 0; i < N_TURNS; i++) dcp__free(b->times[i]);
-    for (int64_t i = 0; i < b->n_copies; i++) dcp__free((void *)(uintptr_t)b->weights[i].data);
+    for (int64_t i = 0; i < b->copies.n_copies; i++)
+        dcp__free((void *)(uintptr_t)b->weights[i].data);
     dcp__free(b->y);
     dcp__free(b->x);
-    dcp__free(b->stretches);
+    dcp__free(b->copies.stretches);
 }
 
 /* ---- turns ---- */
 
-static int64_t next_copy(struct bench *b)
-{
-    return b->next_copy++ % b->n_copies;
-}
-
-static dcp_status run_product(void *ctx, int64_t i, double *us_out)
+static dcp_status run_product(void *ctx, double *us_out)
 {
     struct bench *b = ctx;
-    (void)i;
-    const struct weight *w = &b->weights[next_copy(b)];
+    const struct weight *w = &b->weights[bench_next_copy(&b->copies)];
     const int64_t t0 = dcp__now_ns();
     DCP_TRY(linear_run(b->linear, w, b->x, w->k, 1, b->y, w->n_rows));
     *us_out = (double)(dcp__now_ns() - t0) * 1e-3;
     return DCP_OK;
-}
-
-static dcp_status run_read(struct bench *b, int way, double *us_out)
-{
-    const struct bench_stretch *s = b->stretches + next_copy(b) * b->n_stretches;
-    const int64_t t0 = dcp__now_ns();
-    bench_read_stretches(b->r, s, b->n_stretches, way);
-    *us_out = (double)(dcp__now_ns() - t0) * 1e-3;
-    return DCP_OK;
-}
-
-static dcp_status read_0(void *ctx, int64_t i, double *us_out)
-{
-    (void)i;
-    return run_read(ctx, 0, us_out);
-}
-static dcp_status read_1(void *ctx, int64_t i, double *us_out)
-{
-    (void)i;
-    return run_read(ctx, 1, us_out);
-}
-static dcp_status read_2(void *ctx, int64_t i, double *us_out)
-{
-    (void)i;
-    return run_read(ctx, 2, us_out);
-}
-static dcp_status read_3(void *ctx, int64_t i, double *us_out)
-{
-    (void)i;
-    return run_read(ctx, 3, us_out);
 }
 
 /* ---- the case ---- */
@@ -244,24 +202,19 @@ static dcp_status run_case(struct bench *b, struct bench_line *line)
     DCP_TRY(dcp_group_barrier(b->r->g));
     DCP_TRY(linear_create(b->r->pool, b->c->is_exact ? COMPUTE_F32 : COMPUTE_DEFAULT, b->r->isa, 1,
                           &b->c->k, 1, &b->linear));
-    DCP_TRY(run_product(b, 0, &us));
+    DCP_TRY(run_product(b, &us));
     DCP_TRY(bench_memory_end(b->r, &memory, line));
     line->workspace_bytes = line->peak_extra_bytes;
     DCP_TRY(check(b, line));
-    for (int64_t i = 0; i < b->n_stretches; i++) n_bytes += (double)b->stretches[i].n_bytes;
+    for (int64_t i = 0; i < b->copies.n_stretches; i++)
+        n_bytes += (double)b->copies.stretches[i].n_bytes;
     n_rows = (double)b->weights[0].n_rows;
     DCP_TRY(bench_sum(b->r, &n_bytes));
     DCP_TRY(bench_sum(b->r, &n_rows));
     line->read_bytes = (int64_t)n_bytes;
     line->flops = 2.0 * n_rows * (double)b->c->k;
     if (b->r->iters == 0) return DCP_OK;
-    bench_turn_fn *const turns[N_TURNS] = {run_product, read_0, read_1, read_2, read_3};
-    DCP_TRY(bench_rounds(b->r, turns, N_TURNS, b, b->times, &line->n_iters, &line->matrix_GFLOPs));
-    line->time = bench_span_of(b->times[0], line->n_iters);
-    for (int way = 0; way < BENCH_WAYS; way++) {
-        const struct bench_span t = bench_span_of(b->times[1 + way], line->n_iters);
-        if (way == 0 || t.median_us < line->read.median_us) line->read = t;
-    }
+    DCP_TRY(bench_compete(b->r, run_product, b, &b->copies, line));
     line->partial_us = line->time.median_us;
     line->has_run = true;
     return check(b, line);

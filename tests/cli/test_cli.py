@@ -7,7 +7,6 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 GOLDEN = os.path.join(ROOT, "tests", "golden")
 EXE = os.path.abspath(sys.argv.pop(1)) if len(sys.argv) > 1 else os.path.join(ROOT, "build", "dcp-attn")
-COMMANDS = ["generate", "perplexity", "tokenize", "merge", "attend", "bench merge", "bench attend", "bench extend", "bench product", "bench generate", "bench oom", "info"]
 TWO = os.path.join(GOLDEN, "merge", "two-ranks")
 TWO_FILES = [os.path.join(TWO, f"rank{r}.safetensors") for r in range(2)]
 
@@ -16,7 +15,7 @@ bench_cases.EXE = EXE
 from bench_cases import Bench, Compare  # noqa: run here too
 import output_cases
 output_cases.EXE = EXE
-from output_cases import Install, ModelOutput, Output  # noqa: run here too
+from output_cases import COMMANDS, Install, ModelOutput, Output  # noqa: run here too
 
 
 def run(*args, env=None, timeout=60):
