@@ -278,10 +278,14 @@ static int bench_generate_rank_main(dcp_group *g, void *ctx)
     const struct bench_generate_run *run = ctx;
     struct session *s = NULL;
     struct session_rank_report *reports = NULL;
+    struct binding binding;
     dcp_status st =
         dcp__alloc_array((size_t)dcp_group_size(g), sizeof(*reports), "reports", (void **)&reports);
-    if (!all_ranks_ok(g, st)) return EXIT_FAILED;
-    st = model_session(g, &run->model, &run->v->run, &run->ids, run->context, &s);
+    if (!all_ranks_ok(g, st) || !model_binding(g, &run->v->run, &binding)) {
+        dcp__free(reports);
+        return EXIT_FAILED;
+    }
+    st = model_session(g, &run->model, &run->v->run, &binding, &run->ids, run->context, &s);
     if (st == DCP_OK) st = run_tests(g, run, s, reports);
     int rc = EXIT_DONE;
     if (st != DCP_OK)

@@ -11,6 +11,7 @@
 #include "base/status_priv.h"
 #include "cli/common.h"
 #include "cli/json_out.h"
+#include "cli/launch.h"
 #include "cli/table.h"
 
 enum { N_COLUMNS = 7 };
@@ -209,13 +210,16 @@ static void print_json(const struct oom_report *rep, int formula_ranks)
 static int oom_rank_main(dcp_group *g, void *ctx)
 {
     struct oom_values *v = ctx;
-    const dcp_status st = oom_run(g, &v->c, v->report);
+    bool is_agreed = false;
+    const dcp_status st = oom_run(g, &v->c, v->report, &is_agreed);
+    if (is_agreed) return all_ranks_ok(g, st) ? EXIT_DONE : EXIT_FAILED;
     return st == DCP_OK ? EXIT_DONE : rank_failed(g, st);
 }
 
 static int run_and_print(struct oom_values *v)
 {
     const int rc = run_on_ranks(&v->rank, v->rank.ranks, oom_rank_main, v);
+    if (v->c.cap_bytes > 0) oom_cgroup_sweep(NULL); /* of ranks that were killed */
     const struct oom_report *rep = v->report;
     if (rc != EXIT_DONE) return rc;
     if (rep->n_ranks == 0) return EXIT_DONE; /* a rank of an MPI world that is not the first */
@@ -232,7 +236,7 @@ static int run_and_print(struct oom_values *v)
 
 int bench_oom(int argc, char **argv)
 {
-    struct oom_values v = {.rank = {.ranks = 2, .deadline_s = 600},
+    struct oom_values v = {.rank = {.deadline_s = 600},
                            .tokens = 16384,
                            .prefix = 1024,
                            .heads = 96,
@@ -243,6 +247,8 @@ int bench_oom(int argc, char **argv)
                            .memory = (uint64_t)64 << 20};
     int n_operands, rc;
     if (!command_parse(&oom_command, argc, argv, &v, &n_operands, &rc)) return rc;
+    if (v.rank.ranks == 0) v.rank.ranks = launch_mpi_env_size();
+    if (v.rank.ranks == 0) v.rank.ranks = 2;
     if (v.window % (v.rank.ranks * v.interleave) != 0)
         return usage_error(&oom_command, "--window %lld is no multiple of ranks x interleave, %lld",
                            (long long)v.window, (long long)(v.rank.ranks * v.interleave));

@@ -52,12 +52,19 @@ struct oom_report {
     struct oom_result form[OOM_FORMS];
 };
 
-/* Collective. Forms one after the other; a form that lacks memory is a result, not an error. */
-dcp_status oom_run(dcp_group *g, const struct oom_case *c, struct oom_report *report);
+/* Collective. Forms one after the other; a form that lacks memory, on whatever rank, is a result, not
+ * an error. *is_agreed_out: some rank cannot even begin; all know it, each returns its own outcome,
+ * and the group goes on. */
+dcp_status oom_run(dcp_group *g, const struct oom_case *c, struct oom_report *report,
+                   bool *is_agreed_out);
 
 /* A cgroup (version 2) of this process's own with memory.max = n_bytes, if one can be made: then
  * true, and text says where; else why not. oom_cgroup_leave undoes it. */
 bool oom_cgroup_enter(uint64_t n_bytes, char *text, size_t text_bytes);
 void oom_cgroup_leave(void);
+/* Removes the cgroups in folder (NULL: this process's own) that oom_cgroup_enter made for processes
+ * that were killed in them. Only empty ones of its names whose process is gone; entering does it
+ * too. */
+void oom_cgroup_sweep(const char *folder);
 
 #endif

@@ -20,10 +20,22 @@
 
 enum { PAGE_TOKENS = 64, CHECKED_ROWS = 16 };
 
+/* What a rank tells the others of a step. */
+struct note {
+    int32_t status;
+    char text[sizeof(((struct oom_result *)NULL)->why)];
+};
+
 struct rank_state {
     dcp_group *g;
     const struct oom_case *c;
     int rank, n;
+    /* [n]; taken before the cap counts: who has no memory left must still be able to say so */
+    struct note *notes;
+    int64_t *values;
+    /* of the last step that failed somewhere: all ranks know it, and the group goes on */
+    bool is_agreed;
+    dcp_status own; /* this rank's part in it */
     struct attend_data data;
     dcp_range heads;
     dcp_cache *cache;
@@ -103,10 +115,7 @@ dcp_status oom_predict(const struct oom_case *c, enum oom_form form, int n_ranks
 static dcp_status step(struct rank_state *r, const char *what, dcp_status st,
                        struct oom_result *out)
 {
-    struct note {
-        int32_t status;
-        char text[sizeof(out->why)];
-    } mine = {(int32_t)st, ""};
+    struct note mine = {(int32_t)st, ""};
     if (st != DCP_OK) {
         char text[256];
         snprintf(text, sizeof(text), "%s", dcp_last_error());
@@ -115,17 +124,16 @@ static dcp_status step(struct rank_state *r, const char *what, dcp_status st,
         text[n] = '\0';
         snprintf(mine.text, sizeof(mine.text), "%s: %s", what, text);
     }
-    void *mem = NULL;
-    DCP_TRY(dcp__alloc_array((size_t)r->n, sizeof(mine), "notes of ranks", &mem));
-    struct note *all = mem;
-    dcp_status result = dcp_group_allgather(r->g, &mine, sizeof(mine), all);
-    for (int i = 0; result == DCP_OK && i < r->n; i++) {
-        if (all[i].status == DCP_OK) continue;
-        result = dcp__fail((dcp_status)all[i].status, "%s", all[i].text);
-        snprintf(out->why, sizeof(out->why), "%s", all[i].text);
+    DCP_TRY(dcp_group_allgather(r->g, &mine, sizeof(mine), r->notes));
+    for (int i = 0; i < r->n; i++) {
+        const struct note *const note = &r->notes[i];
+        if (note->status == DCP_OK) continue;
+        r->is_agreed = true;
+        r->own = st;
+        snprintf(out->why, sizeof(out->why), "%s", note->text);
+        return dcp__fail((dcp_status)note->status, "%s", note->text);
     }
-    dcp__free(mem);
-    return result;
+    return DCP_OK;
 }
 
 static dcp_status take_published(struct rank_state *r, enum oom_form form, struct oom_result *out)
@@ -250,13 +258,9 @@ static dcp_status run_streaming(struct rank_state *r)
 
 static dcp_status largest(struct rank_state *r, int64_t *value)
 {
-    void *mem = NULL;
-    DCP_TRY(dcp__alloc_array((size_t)r->n, sizeof(int64_t), "values of ranks", &mem));
-    int64_t *all = mem;
-    const dcp_status st = dcp_group_allgather(r->g, value, sizeof(*value), all);
-    for (int i = 0; st == DCP_OK && i < r->n; i++) *value = all[i] > *value ? all[i] : *value;
-    dcp__free(mem);
-    return st;
+    DCP_TRY(dcp_group_allgather(r->g, value, sizeof(*value), r->values));
+    for (int i = 0; i < r->n; i++) *value = r->values[i] > *value ? r->values[i] : *value;
+    return DCP_OK;
 }
 
 static dcp_status check(struct rank_state *r, struct oom_result *out)
@@ -309,6 +313,7 @@ static dcp_status run_form(struct rank_state *r, enum oom_form form, struct oom_
     } else if (st == DCP_ERR_NOMEM) {
         out->peak_counted = (int64_t)dcp__alloc_peak();
         out->pss_above = -1;
+        r->is_agreed = false; /* a result; the next form is tried */
         st = largest(r, &out->peak_counted);
     }
     if (st == DCP_OK) st = dcp_group_barrier(r->g); /* nobody reads what is dropped now */
@@ -365,7 +370,8 @@ static dcp_status run_rank(struct rank_state *r, struct oom_report *report)
     return DCP_OK;
 }
 
-dcp_status oom_run(dcp_group *g, const struct oom_case *c, struct oom_report *report)
+dcp_status oom_run(dcp_group *g, const struct oom_case *c, struct oom_report *report,
+                   bool *is_agreed_out)
 {
     struct rank_state r;
     char text[128] = "no cap";
@@ -375,6 +381,11 @@ dcp_status oom_run(dcp_group *g, const struct oom_case *c, struct oom_report *re
     r.rank = dcp_group_rank(g);
     r.n = dcp_group_size(g);
     r.heads = dcp_cut_range(c->shape.n_heads, r.n, r.rank);
+    void *mem = NULL;
+    /* The group's memory: all ranks have it or none. */
+    DCP_TRY(dcp_group_alloc(g, (size_t)r.n * (sizeof(*r.notes) + sizeof(*r.values)), &mem));
+    r.values = mem;
+    r.notes = (struct note *)(r.values + r.n);
     const bool has_cgroup = c->cap_bytes > 0 && oom_cgroup_enter(c->cap_bytes, text, sizeof(text));
     dcp__alloc_set_limit((size_t)c->cap_bytes);
     if (r.rank == 0) {
@@ -386,7 +397,9 @@ dcp_status oom_run(dcp_group *g, const struct oom_case *c, struct oom_report *re
                                    : "the counted allocator's limit; ",
                  text);
     }
-    const dcp_status st = run_rank(&r, report);
+    dcp_status st = run_rank(&r, report);
+    *is_agreed_out = r.is_agreed;
+    if (r.is_agreed) st = r.own == DCP_OK ? DCP_OK : dcp__fail(r.own, "%s", r.notes[r.rank].text);
     drop_form(&r);
     dcp_cache_destroy(r.cache);
     attend_data_fini(&r.data);
@@ -396,5 +409,7 @@ dcp_status oom_run(dcp_group *g, const struct oom_case *c, struct oom_report *re
     dcp__free(r.q);
     dcp__alloc_set_limit(0);
     if (has_cgroup) oom_cgroup_leave();
+    /* Who fails alone must not wait for the others here: then it goes with the group. */
+    if (st == DCP_OK || r.is_agreed) dcp_group_free(g, r.values);
     return st;
 }

@@ -103,7 +103,8 @@ static dcp_status count_local(dcp_group *g, int n_threads, int *n_sharing_out, i
     cpu_set_t mine, *all = NULL;
     CPU_ZERO(&mine);
     (void)sched_getaffinity(0, sizeof(mine), &mine);
-    DCP_TRY(dcp__alloc_array((size_t)n, sizeof(*all), "affinities of ranks", (void **)&all));
+    /* The group's memory: all ranks have it or none. */
+    DCP_TRY(dcp_group_alloc(g, (size_t)n * sizeof(*all), (void **)&all));
     const dcp_status st = dcp_group_allgather(g, &mine, sizeof(mine), all);
     bool are_equal = true;
     out->n_local = 0;
@@ -114,7 +115,7 @@ static dcp_status count_local(dcp_group *g, int n_threads, int *n_sharing_out, i
         if (r < rank) ++*local_out;
         out->n_local++;
     }
-    dcp__free(all);
+    dcp_group_free(g, all);
     *n_sharing_out = are_equal ? out->n_local : 1;
     if (!are_equal) *local_out = 0;
     const int share = dcp__cpu_usable() / (*n_sharing_out > 0 ? *n_sharing_out : 1);

@@ -42,7 +42,7 @@ dcp_status binding_share(enum bind_mode mode, const struct topology_cores *cores
 
 /* Collective: this rank's binding among the ranks of its host; n_threads 0: the usable CPUs shared
  * out. Where a launcher has bound the ranks already, each to CPUs of its own, a rank's share is what
- * it was given. */
+ * it was given. What comes of it is each rank's own (hosts differ): let the ranks agree on it. */
 dcp_status binding_choose(dcp_group *g, enum bind_mode mode, int n_threads, struct binding *out);
 /* Collective: a pool of n_threads of this rank, bound so. */
 dcp_status binding_pool(dcp_group *g, enum bind_mode mode, int n_threads, dcp_pool **pool_out);

@@ -36,7 +36,7 @@ static const struct option_def attend_options[] = {
     {"softcap", 0, OPT_FLOAT, AT(softcap), "C", 1e-30, 1e30, NULL,
      "scores become C tanh(score / C) (default: none)"},
     {"latent", 0, OPT_INT, AT(latent), "D", 1, 1 << 20, NULL,
-     "v is the first D columns of k (absorbed MLA)"},
+     "v is the first D columns of k (absorbed MLA); FILE then has no v"},
     {"interleave", 0, OPT_INT, AT(interleave), "I", 1, 1 << 30, NULL,
      "key p belongs to rank (p / I) mod N (default 1)"},
     {"tp", 0, OPT_INT, AT(tp), "N", 1, 4096, NULL,
@@ -114,7 +114,12 @@ static dcp_status check_shapes(const struct attend_values *v, const struct atten
                          "are the last positions",
                          path, (long long)a->n_tokens, (long long)a->n_keys);
     const struct st_tensor *p = a->project_tensor;
-    if (p != NULL && (p->dims[0] != a->n_heads || p->dims[1] != a->value_dim || a->project_dim < 1))
+    if (p != NULL && a->project_dim < 1)
+        return dcp__fail(DCP_ERR_FORMAT,
+                         "%s: project is [%lld,%lld,0]: a head's values would map to none; the "
+                         "last dimension, P, must be at least 1",
+                         v->project, (long long)p->dims[0], (long long)p->dims[1]);
+    if (p != NULL && (p->dims[0] != a->n_heads || p->dims[1] != a->value_dim))
         return dcp__fail(DCP_ERR_FORMAT,
                          "%s: project is [%lld,%lld,%lld] but heads are [%lld,%lld]", v->project,
                          (long long)p->dims[0], (long long)p->dims[1], (long long)p->dims[2],
@@ -138,6 +143,11 @@ static dcp_status open_input(const struct attend_values *v, struct attend_rank *
                              "MLA), give --latent D",
                              path);
         DCP_TRY(st_need(a->file, path, "v", 3, &a->v));
+    } else if (st_find(a->file, "v") != NULL) {
+        return dcp__fail(DCP_ERR_ARG,
+                         "%s: holds a tensor 'v', but --latent %lld takes values from k; leave "
+                         "--latent or the tensor out",
+                         path, (long long)v->latent);
     }
     if (st_find(a->file, "q_pos") != NULL) DCP_TRY(st_need(a->file, path, "q_pos", 1, &a->q_pos));
     if (st_find(a->file, "sink") != NULL)

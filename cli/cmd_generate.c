@@ -305,8 +305,10 @@ static int report(dcp_group *g, const struct generate_run *run, struct session *
 static int generate_body(dcp_group *g, const struct generate_run *run, struct session **session,
                          struct speaker *speaker, struct choice **all, struct outcome *o)
 {
+    struct binding binding;
+    if (!model_binding(g, &run->v->run, &binding)) return EXIT_FAILED;
     dcp_status st =
-        model_session(g, &run->model, &run->v->run, &run->prompt, run->context, session);
+        model_session(g, &run->model, &run->v->run, &binding, &run->prompt, run->context, session);
     if (st != DCP_OK) return rank_failed(g, st);
     st = dcp__alloc_array((size_t)dcp_group_size(g), sizeof(**all), "choices", (void **)all);
     if (st == DCP_OK && dcp_group_rank(g) == 0)

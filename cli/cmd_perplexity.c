@@ -103,15 +103,19 @@ static int perplexity_rank_main(dcp_group *g, void *ctx)
     const struct perplexity_run *run = ctx;
     struct session *s = NULL;
     struct scorer scorer = {&run->ids, 0, NULL};
+    struct binding binding;
     struct progress bar;
     const float *last = NULL;
     const int64_t n = (int64_t)run->ids.n;
     dcp_status st = DCP_OK;
     if (dcp_group_rank(g) == 0)
         st = dcp__alloc_array(run->ids.n, sizeof(double), "-log p", (void **)&scorer.nll);
-    if (!all_ranks_ok(g, st)) return EXIT_FAILED;
+    if (!all_ranks_ok(g, st) || !model_binding(g, &run->v->run, &binding)) {
+        dcp__free(scorer.nll);
+        return EXIT_FAILED;
+    }
     const int64_t context = run->v->run.context > 0 ? run->v->run.context : n;
-    st = model_session(g, &run->model, &run->v->run, &run->ids, context, &s);
+    st = model_session(g, &run->model, &run->v->run, &binding, &run->ids, context, &s);
     if (st == DCP_OK) {
         scorer.n_vocab = session_vocab(s);
         progress_begin(&bar, "text", dcp_group_rank(g) == 0);

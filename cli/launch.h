@@ -31,6 +31,8 @@ void launch_tell(const dcp_group *g, dcp_status st, const char *text);
 
 /* True in the process that speaks for all: rank 0 by the launcher's variables, or the only one. */
 bool launch_mpi_env_is_first(void);
+/* Processes that a launcher has started, by its variables; 0: no launcher, or they do not say. */
+int launch_mpi_env_size(void);
 
 /* --- MPI modules, for `info` --- */
 struct launch_mpi_module {

@@ -48,6 +48,13 @@ bool launch_mpi_env_is_first(void)
            env_int("PMIX_RANK") == 0;
 }
 
+int launch_mpi_env_size(void)
+{
+    const char *name;
+    int size = 0;
+    return launch_mpi_env(&name, &size) && size > 0 ? size : 0;
+}
+
 /* Beside the command (a build), or where `make install` puts it. */
 static bool find_module(const char *name, char *path)
 {

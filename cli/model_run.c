@@ -119,7 +119,8 @@ static dcp_status agree_run(dcp_group *g, const struct run_card *mine)
 {
     const int n = dcp_group_size(g);
     struct run_card *all = NULL;
-    DCP_TRY(dcp__alloc_array((size_t)n, sizeof(*all), "runs of ranks", (void **)&all));
+    /* The group's memory: all ranks have it or none. */
+    DCP_TRY(dcp_group_alloc(g, (size_t)n * sizeof(*all), (void **)&all));
     dcp_status st = dcp_group_allgather(g, mine, sizeof(*mine), all);
     for (int r = 1; r < n && st == DCP_OK; r++) {
         const struct run_card *a = &all[0], *b = &all[r];
@@ -141,12 +142,19 @@ static dcp_status agree_run(dcp_group *g, const struct run_card *mine)
                            a->kv_dtype, b->kv_dtype, a->compute, b->compute);
         }
     }
-    dcp__free(all);
+    dcp_group_free(g, all);
     return st;
 }
 
+bool model_binding(dcp_group *g, const struct model_opts *opts, struct binding *out)
+{
+    return all_ranks_ok(
+        g, binding_choose(g, (enum bind_mode)opts->rank.bind, (int)opts->rank.threads, out));
+}
+
 dcp_status model_session(dcp_group *g, const struct model_file *m, const struct model_opts *opts,
-                         const struct token_list *ids, int64_t n_tokens, struct session **out)
+                         const struct binding *binding, const struct token_list *ids,
+                         int64_t n_tokens, struct session **out)
 {
     const uint64_t seed = UINT64_C(14695981039346656037);
     struct run_card card;
@@ -162,7 +170,9 @@ dcp_status model_session(dcp_group *g, const struct model_file *m, const struct 
     DCP_TRY(agree_run(g, &card));
     struct session_opts so;
     memset(&so, 0, sizeof(so));
-    so.n_threads = (int)opts->rank.threads;
+    so.n_threads = binding->n_threads;
+    so.cpus = binding->cpu;
+    so.n_cpus = binding->n;
     so.context = n_tokens;
     so.chunk = opts->chunk;
     so.interleave = opts->interleave;
@@ -173,10 +183,5 @@ dcp_status model_session(dcp_group *g, const struct model_file *m, const struct 
     so.attend_workspace_bytes = (size_t)opts->memory;
     so.mla = (enum mla_form)opts->mla;
     so.tp = (int)opts->tp;
-    struct binding binding;
-    DCP_TRY(binding_choose(g, (enum bind_mode)opts->rank.bind, so.n_threads, &binding));
-    so.n_threads = binding.n_threads;
-    so.cpus = binding.cpu;
-    so.n_cpus = binding.n;
     return session_create(g, m->file, &so, out);
 }

@@ -116,8 +116,12 @@ dcp_status model_cache_dir(char *buf, size_t n_bytes);
 int model_text(const struct command_def *cmd, const char *prompt, const char *file, char **text_out,
                size_t *n_bytes_out);
 
+/* Collective: where this rank's threads run, by --bind and --threads. False on all ranks if any
+ * cannot have what they ask for; the cause is told. */
+bool model_binding(dcp_group *g, const struct model_opts *opts, struct binding *out);
 /* Collective: all ranks run the same ids on the same model; a session for n_tokens of context. */
 dcp_status model_session(dcp_group *g, const struct model_file *m, const struct model_opts *opts,
-                         const struct token_list *ids, int64_t n_tokens, struct session **out);
+                         const struct binding *binding, const struct token_list *ids,
+                         int64_t n_tokens, struct session **out);
 
 #endif

@@ -19,6 +19,7 @@ struct job {
     enum rope_pairs pairs;
     const float *cos_sin;
     const int32_t *table_rows;
+    int64_t table_row0;
 };
 
 static void run_item(void *ctx, int64_t item, int thread)
@@ -230,6 +231,7 @@ void ew_softcap(struct dcp_pool *pool, const struct rows *x, float cap)
 
 struct table_job {
     const struct rope_config *rope;
+    const double *turns;
     const float *divisors;
     int64_t rope_dims, pos0;
     float *cos_sin;
@@ -255,21 +257,31 @@ static void table_item(void *ctx, int64_t t, int thread)
     const int64_t half = job->rope_dims / 2;
     float *row = job->cos_sin + t * job->rope_dims;
     const double position = (double)(job->pos0 + t) / job->rope->factor;
-    const double log_base = log(job->rope->base);
     for (int64_t i = 0; i < half; i++) {
-        double angle = position * exp(-log_base * (double)i / (double)half);
-        angle *= yarn_speed(job->rope, i);
+        double angle = position * job->turns[2 * i];
+        angle *= job->turns[2 * i + 1];
         if (job->divisors != NULL) angle /= (double)job->divisors[i];
         row[2 * i] = (float)cos(angle);
         row[2 * i + 1] = (float)sin(angle);
     }
 }
 
-void ew_rope_table(struct dcp_pool *pool, const struct rope_config *rope, const float *divisors,
-                   int64_t rope_dims, int64_t pos0, int64_t n, float *cos_sin)
+void ew_rope_turns(const struct rope_config *rope, int64_t rope_dims, double *turns)
 {
-    struct table_job job = {rope, rope->has_freq_divisors ? divisors : NULL, rope_dims, pos0,
-                            cos_sin};
+    const int64_t half = rope_dims / 2;
+    const double log_base = log(rope->base);
+    for (int64_t i = 0; i < half; i++) {
+        turns[2 * i] = exp(-log_base * (double)i / (double)half);
+        turns[2 * i + 1] = yarn_speed(rope, i);
+    }
+}
+
+void ew_rope_table(struct dcp_pool *pool, const struct rope_config *rope, const double *turns,
+                   const float *divisors, int64_t rope_dims, int64_t pos0, int64_t n,
+                   float *cos_sin)
+{
+    struct table_job job = {rope,      turns, rope->has_freq_divisors ? divisors : NULL,
+                            rope_dims, pos0,  cos_sin};
     dcp__pool_run(n < ROWS_PER_ITEM ? NULL : pool, n, table_item, &job);
 }
 
@@ -278,7 +290,7 @@ static void rope_row(const struct job *job, int64_t t)
     const int64_t half = job->rope_dims / 2;
     const int64_t step = job->pairs == ROPE_INTERLEAVED ? 2 : 1;
     const int64_t other = job->pairs == ROPE_INTERLEAVED ? 1 : half;
-    const int64_t table_row = job->table_rows == NULL ? t : job->table_rows[t];
+    const int64_t table_row = job->table_rows == NULL ? t : job->table_rows[t] - job->table_row0;
     const float *cs = job->cos_sin + table_row * job->rope_dims;
     for (int64_t h = 0; h < job->x->width; h += job->dim) {
         float *x = job->x->data + t * job->x->stride + h;
@@ -291,7 +303,8 @@ static void rope_row(const struct job *job, int64_t t)
 }
 
 void ew_rope(struct dcp_pool *pool, const struct rows *x, int64_t dim, int64_t rope_dims,
-             enum rope_pairs pairs, const float *cos_sin, const int32_t *table_rows)
+             enum rope_pairs pairs, const float *cos_sin, const int32_t *table_rows,
+             int64_t table_row0)
 {
     struct job job = {.row = rope_row,
                       .x = x,
@@ -299,6 +312,7 @@ void ew_rope(struct dcp_pool *pool, const struct rows *x, int64_t dim, int64_t r
                       .rope_dims = rope_dims,
                       .pairs = pairs,
                       .cos_sin = cos_sin,
-                      .table_rows = table_rows};
+                      .table_rows = table_rows,
+                      .table_row0 = table_row0};
     run(pool, &job);
 }

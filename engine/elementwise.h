@@ -39,13 +39,18 @@ bool ew_is_finite(const struct rows *x);
 void ew_gate(struct dcp_pool *pool, const struct rows *gate, const float *up, int64_t up_stride,
              enum activation act);
 
+/* turns [rope_dims / 2, 2]: the angle of pair i from one position to the next, and its factor under
+ * YaRN (1 without). */
+void ew_rope_turns(const struct rope_config *rope, int64_t rope_dims, double *turns);
 /* cos_sin[t][2i], [2i + 1] = cos and sin of the angle of positions pos0 + t and pair i;
- * cos_sin [n, rope_dims]. Angles in double precision. */
-void ew_rope_table(struct dcp_pool *pool, const struct rope_config *rope, const float *divisors,
-                   int64_t rope_dims, int64_t pos0, int64_t n, float *cos_sin);
-/* Rotate each head of x (width = heads * dim) in place; row j uses table row table_rows[j] (NULL:
- * j). */
+ * cos_sin [n, rope_dims]. Angles in double precision, from the turns of the same rope. */
+void ew_rope_table(struct dcp_pool *pool, const struct rope_config *rope, const double *turns,
+                   const float *divisors, int64_t rope_dims, int64_t pos0, int64_t n,
+                   float *cos_sin);
+/* Rotate each head of x (width = heads * dim) in place; row j uses table row table_rows[j] -
+ * table_row0 (table_rows NULL: j). */
 void ew_rope(struct dcp_pool *pool, const struct rows *x, int64_t dim, int64_t rope_dims,
-             enum rope_pairs pairs, const float *cos_sin, const int32_t *table_rows);
+             enum rope_pairs pairs, const float *cos_sin, const int32_t *table_rows,
+             int64_t table_row0);
 
 #endif

@@ -89,12 +89,7 @@ static dcp_status check_residual(const struct forward *f, const char *where, int
     return DCP_OK;
 }
 
-static int64_t min_i64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-/* Which tokens of the chunk this rank owns, and the angles of its positions. */
+/* Which tokens of the chunk this rank owns. */
 static void begin_chunk(struct forward *f, int64_t n, int64_t pos0, bool needs_all_rows)
 {
     const struct model *m = f->model;
@@ -107,9 +102,17 @@ static void begin_chunk(struct forward *f, int64_t n, int64_t pos0, bool needs_a
     for (int64_t t = 0; t < n; t++)
         if (dcp_pos_owner(pos0 + t, m->kv_ranks, f->interleave) == m->kv_rank)
             f->own_rows[n_own++] = (int32_t)t;
-    for (int i = 0; i < m->cfg.n_ropes; i++)
-        ew_rope_table(f->pool, &m->cfg.ropes[i], m->freq_divisors, m->cfg.rope_dims, pos0, n,
-                      f->cos_sin[i]);
+    for (int i = 0; i < m->cfg.n_ropes; i++) f->cos_sin_row0[i] = -1;
+}
+
+const float *forward_angles(struct forward *f, int i)
+{
+    const struct model_config *c = &f->model->cfg;
+    if (f->cos_sin_row0[i] != f->row0)
+        ew_rope_table(f->pool, &c->ropes[i], f->turns[i], f->model->freq_divisors, c->rope_dims,
+                      f->pos0 + f->row0, f->n_rows, f->cos_sin[i]);
+    f->cos_sin_row0[i] = f->row0;
+    return f->cos_sin[i];
 }
 
 /* The tile begins at row; -> the row behind it. */
@@ -336,11 +339,12 @@ void forward_qk_norm(struct forward *f, int64_t l)
 void forward_rope(struct forward *f, int64_t l)
 {
     const struct model_config *c = &f->model->cfg;
-    const float *table = f->cos_sin[c->layers[l].rope];
+    const float *table = forward_angles(f, c->layers[l].rope);
     const struct rows q = forward_q_rows(f), k = k_rows(f);
     ew_rope(f->pool, &q, c->key_dim, c->rope_dims, c->rope_pairs,
-            table + (f->row0 + forward_live_at(f)) * c->rope_dims, NULL);
-    ew_rope(f->pool, &k, c->key_dim, c->rope_dims, c->rope_pairs, table, f->own_rows + f->own_at);
+            table + forward_live_at(f) * c->rope_dims, NULL, 0);
+    ew_rope(f->pool, &k, c->key_dim, c->rope_dims, c->rope_pairs, table, f->own_rows + f->own_at,
+            f->row0);
 }
 
 dcp_status forward_store(struct forward *f, int64_t l)

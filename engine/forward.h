@@ -21,7 +21,8 @@
  * each rank makes some rows of them, as many as even out its rows of q, and these are gathered; it
  * costs a gather (about 1.5 us where ranks see each other's memory).
  *
- * So what grows with T is x, and attention's own input and result. Four gathers a tile besides
+ * So what grows with T is x, and attention's own input and result; not the angles of rotations,
+ * which a layer makes for its tile. Four gathers a tile besides
  * attention's own exchange. o, a and h lie in group memory, which peers read directly. The last
  * layer computes only the rows whose logits are asked for. */
 #ifndef DCP_ENGINE_FORWARD_H
@@ -99,8 +100,10 @@ struct forward {
     float *up;     /* (B, ffn_r) */
     float *logits; /* (logit_rows, vocab) group memory, gathered */
     int64_t logit_rows;
-    float *cos_sin[MAX_ROPES]; /* (C, rope_dims) */
-    int32_t *slots;            /* (B) row of each token's embedding in the packed gather */
+    double *turns[MAX_ROPES];        /* (rope_dims) what an angle table is made from */
+    float *cos_sin[MAX_ROPES];       /* (B, rope_dims) the angles of a tile's positions ... */
+    int64_t cos_sin_row0[MAX_ROPES]; /* ... which begins at this row of the chunk; -1 none */
+    int32_t *slots;                  /* (B) row of each token's embedding in the packed gather */
     struct forward_mla mla;
     struct forward_moe moe;
 
@@ -139,6 +142,10 @@ void forward_norm(struct forward *f, const float *w);
 dcp_status forward_qkv(struct forward *f, int64_t l);
 /* q, k each head normed by w->q_norm, w->k_norm. */
 void forward_qk_norm(struct forward *f, int64_t l);
+/* The angles of rope number i for the tile's rows: (n_rows, rope_dims). Made where they are not there
+ * yet: once a chunk that is one tile, else once a layer and tile, which is little beside the layer's
+ * products. */
+const float *forward_angles(struct forward *f, int i);
 /* Rotates q and k. */
 void forward_rope(struct forward *f, int64_t l);
 /* Stores k and v. */

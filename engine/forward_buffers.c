@@ -9,7 +9,7 @@
 
 /* (n, width) of four bytes each; in group memory where peers read it. */
 struct buffer {
-    void *place; /* float ** or int32_t ** */
+    void *place; /* float **, int32_t ** or double ** */
     int64_t n, width;
     bool is_shared;
 };
@@ -23,11 +23,6 @@ struct buffer_list {
 static void add(struct buffer_list *list, void *place, int64_t n, int64_t width, bool is_shared)
 {
     if (width > 0) list->items[list->n++] = (struct buffer){place, n, width, is_shared};
-}
-
-static int64_t min_i64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
 }
 
 static void add_mla(struct buffer_list *list, struct forward *f, int64_t n, int64_t n_own)
@@ -80,8 +75,11 @@ static void list_buffers(struct forward *f, struct buffer_list *list)
     add(list, &f->x, n, c->d_model, false);
     add(list, &f->q, n, h_own * c->key_dim, false);
     if (n > tile || is_mapped) add(list, &f->attn, n, h_own * model_attn_dim(c), false);
-    for (int i = 0; i < c->n_ropes; i++) add(list, &f->cos_sin[i], n, c->rope_dims, false);
     /* of a tile */
+    for (int i = 0; i < c->n_ropes; i++) {
+        add(list, &f->turns[i], c->rope_dims, sizeof(double) / sizeof(float), false);
+        add(list, &f->cos_sin[i], tile, c->rope_dims, false);
+    }
     add(list, &f->slots, tile, 1, false);
     add(list, &f->y, tile, c->d_model, false);
     const int64_t n_kv = range_size(m->kv_heads);
@@ -181,6 +179,7 @@ dcp_status forward_init_own(struct forward *f)
 {
     const struct model_config *c = &f->model->cfg;
     DCP_TRY(take_all(f, false));
+    for (int i = 0; i < c->n_ropes; i++) ew_rope_turns(&c->ropes[i], c->rope_dims, f->turns[i]);
     DCP_TRY(offsets(f, 0, 0, &f->embd_off));
     DCP_TRY(offsets(f, c->n_heads, c->out_dim, &f->o_off));
     for (int r = 0; r < f->model->n_ranks; r++)

@@ -37,7 +37,7 @@ static dcp_status by_head(struct forward *f, const struct weight *w, int64_t n_h
     return DCP_OK;
 }
 
-/* The last rope_dim of each head of dim elements. */
+/* The last rope_dim of each head of dim elements; first_row of the tile. */
 static void rotate(struct forward *f, const struct rows *x, int64_t dim, int64_t first_row,
                    const int32_t *table_rows)
 {
@@ -46,7 +46,7 @@ static void rotate(struct forward *f, const struct rows *x, int64_t dim, int64_t
     if (x->n == 0 || x->width == 0) return;
     const struct rows tail = {x->data + skip, x->n, x->width - skip, x->stride};
     ew_rope(f->pool, &tail, dim, c->rope_dims, c->rope_pairs,
-            f->cos_sin[0] + first_row * c->rope_dims, table_rows);
+            forward_angles(f, 0) + first_row * c->rope_dims, table_rows, f->row0);
 }
 
 /* Columns [from, from + n) of each row of src to column `to` of dst's. */
@@ -79,7 +79,7 @@ static dcp_status make_q(struct forward *f, const struct layer *w, const struct 
         x = f->mla.q_a_normed;
     }
     DCP_TRY(forward_product(f, &w->wq, x, width, n, q->data, q->stride));
-    rotate(f, q, a->nope_dim + a->rope_dim, f->row0 + at, NULL);
+    rotate(f, q, a->nope_dim + a->rope_dim, at, NULL);
     return DCP_OK;
 }
 

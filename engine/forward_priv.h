@@ -60,5 +60,9 @@ static inline int64_t range_size(dcp_range r)
 {
     return r.end - r.begin;
 }
+static inline int64_t min_i64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
 
 #endif

@@ -221,7 +221,8 @@ dcp_status model_read_config(const struct gguf *file, const struct arch **arch_o
 void model_set_mla(struct model_config *cfg, enum mla_form form);
 /* Every k of the model's weights, at most LINEAR_MAX_KS different ones; -> how many. */
 int model_product_ks(const struct model_config *cfg, int64_t ks[LINEAR_MAX_KS]);
-/* Bytes of keys and values of one token in all layers, all ranks together. */
+/* Bytes of keys and values of one token in all layers, all ranks together; with their scales where
+ * the type has some. DEFAULT is no type here: 0. */
 int64_t model_kv_bytes(const struct model_config *cfg, dcp_dtype kv_dtype);
 /* Reads rank's slices; form is for models with MLA. Not collective. */
 dcp_status model_load(const struct gguf *file, int n_ranks, int rank, enum mla_form form,

@@ -151,8 +151,11 @@ int model_product_ks(const struct model_config *c, int64_t ks[LINEAR_MAX_KS])
 
 int64_t model_kv_bytes(const struct model_config *c, dcp_dtype kv_dtype)
 {
-    const int64_t width = c->key_dim + (model_is_latent(c) ? 0 : c->value_dim);
-    return c->n_layers * c->n_kv_heads * width * (int64_t)dcp_dtype_bytes(kv_dtype);
+    const bool has_v = !model_is_latent(c);
+    const int64_t width = c->key_dim + (has_v ? c->value_dim : 0);
+    const bool has_scales = kv_dtype == DCP_I8 || kv_dtype == DCP_FP8_E4M3;
+    const int64_t scales = has_scales ? (has_v ? 2 : 1) * (int64_t)sizeof(float) : 0;
+    return c->n_layers * c->n_kv_heads * (width * (int64_t)dcp_dtype_bytes(kv_dtype) + scales);
 }
 
 dcp_status model_read_config(const struct gguf *file, const struct arch **arch_out,

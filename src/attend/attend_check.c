@@ -15,52 +15,80 @@ static bool spans_fit(int64_t n0, int64_t s0, int64_t n1, int64_t s1, int64_t at
            !__builtin_mul_overflow(x, elem, &x);
 }
 
+/* Keys or values, or their scales, as a view gives them. */
+struct part {
+    const char *name; /* "k", "v" */
+    int64_t page_bytes, slot, head, dim;
+    const void *base;
+};
+
 /* The kernels read single elements at any distance: each must be aligned to its own size, which
- * strides in elements keep, and no distance may overflow. */
+ * strides in elements keep, and no distance may overflow. whose: "view's" or "scales'". */
+static dcp_status check_part(const struct part *p, const char *whose, int64_t n_slots,
+                             int64_t n_heads, int64_t elem, long long at)
+{
+    const struct {
+        const char *field;
+        int64_t value;
+    } strides[3] = {
+        {"page_stride_bytes", p->page_bytes}, {"slot_stride", p->slot}, {"head_stride", p->head}};
+    const int64_t page_max =
+        INT64_MAX / INT32_MAX / 2; /* any page's number times it is a distance */
+    if (p->base == NULL)
+        return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: sequence %lld: the %s %s_base is NULL", at,
+                         whose, p->name);
+    for (int i = 0; i < 3; i++)
+        if (strides[i].value < 0)
+            return dcp__fail(
+                DCP_ERR_ARG,
+                "dcp_attend_run: sequence %lld: the %s %s_%s is %lld; no stride may be "
+                "negative",
+                at, whose, p->name, strides[i].field, (long long)strides[i].value);
+    if ((uintptr_t)p->base % (uintptr_t)elem != 0)
+        return dcp__fail(DCP_ERR_ARG,
+                         "dcp_attend_run: sequence %lld: the %s %s_base is %p, no multiple of the "
+                         "element's %lld bytes",
+                         at, whose, p->name, p->base, (long long)elem);
+    if (p->page_bytes % elem != 0)
+        return dcp__fail(DCP_ERR_ARG,
+                         "dcp_attend_run: sequence %lld: the %s %s_page_stride_bytes is %lld, no "
+                         "multiple of the element's %lld bytes",
+                         at, whose, p->name, (long long)p->page_bytes, (long long)elem);
+    if (p->page_bytes > page_max)
+        return dcp__fail(DCP_ERR_ARG,
+                         "dcp_attend_run: sequence %lld: the %s %s_page_stride_bytes is %lld; the "
+                         "address space allows %lld",
+                         at, whose, p->name, (long long)p->page_bytes, (long long)page_max);
+    if (!spans_fit(n_slots, p->slot, n_heads, p->head, p->dim, 2 * elem))
+        return dcp__fail(DCP_ERR_ARG,
+                         "dcp_attend_run: sequence %lld: the %s %s_slot_stride %lld x %lld and "
+                         "%s_head_stride %lld x %lld exceed the address space",
+                         at, whose, p->name, (long long)p->slot, (long long)n_slots, p->name,
+                         (long long)p->head, (long long)n_heads);
+    return DCP_OK;
+}
+
 static dcp_status check_view(const struct dcp_attend *a, const dcp_kv_view *v, int64_t own,
                              long long at)
 {
     const int64_t elem = (int64_t)dcp_dtype_bytes(v->dtype);
-    const int64_t hkv = a->d.n_kv_heads;
-    const struct {
-        const char *name;
-        int64_t page_bytes, slot, head, dim;
-        const void *base;
-    } parts[2] = {
+    const int64_t n_slots = v->page_tokens < own ? v->page_tokens : own;
+    const struct part parts[2] = {
         {"k", v->k_page_stride_bytes, v->k_slot_stride, v->k_head_stride, a->d.key_dim, v->k_base},
         {"v", v->v_page_stride_bytes, v->v_slot_stride, v->v_head_stride, a->d.value_dim,
          v->v_base}};
-    for (int i = 0; i < 2; i++) {
-        const char *const name = parts[i].name;
-        if (parts[i].page_bytes < 0 || parts[i].slot < 0 || parts[i].head < 0) {
-            return dcp__fail(
-                DCP_ERR_ARG,
-                "dcp_attend_run: sequence %lld: the view's %s strides are %lld bytes a "
-                "page, %lld a slot, %lld a head; none may be negative",
-                at, name, (long long)parts[i].page_bytes, (long long)parts[i].slot,
-                (long long)parts[i].head);
-        }
-        if ((uintptr_t)parts[i].base % (uintptr_t)elem != 0 || parts[i].page_bytes % elem != 0) {
-            return dcp__fail(DCP_ERR_ARG,
-                             "dcp_attend_run: sequence %lld: %s_base or %s_page_stride_bytes is no "
-                             "multiple of the element's %lld bytes",
-                             at, name, name, (long long)elem);
-        }
-        const int64_t n_slots = v->page_tokens < own ? v->page_tokens : own;
-        if (parts[i].page_bytes > INT64_MAX / INT32_MAX / 2 ||
-            !spans_fit(n_slots, parts[i].slot, hkv, parts[i].head, parts[i].dim, 2 * elem)) {
-            return dcp__fail(DCP_ERR_ARG,
-                             "dcp_attend_run: sequence %lld: the view's %s strides (%lld bytes a "
-                             "page, %lld a slot, %lld a head) exceed the address space",
-                             at, name, (long long)parts[i].page_bytes, (long long)parts[i].slot,
-                             (long long)parts[i].head);
-        }
-    }
+    for (int i = 0; i < 2; i++)
+        DCP_TRY(check_part(&parts[i], "view's", n_slots, a->d.n_kv_heads, elem, at));
+    if (v->pages == NULL)
+        return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: sequence %lld: the view's pages is NULL",
+                         at);
     const int64_t n_pages = own / v->page_tokens + (own % v->page_tokens != 0);
     for (int64_t p = 0; p < n_pages; p++) {
         if (v->pages[p] < 0) {
-            return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: sequence %lld: pages[%lld] is %d", at,
-                             (long long)p, (int)v->pages[p]);
+            return dcp__fail(DCP_ERR_ARG,
+                             "dcp_attend_run: sequence %lld: pages[%lld] is %d; no page's number "
+                             "may be negative",
+                             at, (long long)p, (int)v->pages[p]);
         }
     }
     return DCP_OK;
@@ -87,29 +115,12 @@ static dcp_status check_scales(const struct dcp_attend *a, const dcp_kv_scales *
                          "f16, bf16",
                          at, (int)s->dtype);
     }
-    const int64_t elem = scale_bytes(s);
-    const struct {
-        const char *name;
-        int64_t page_bytes, slot, head;
-        const void *base;
-    } parts[2] = {{"k", s->k_page_stride_bytes, s->k_slot_stride, s->k_head_stride, s->k_base},
-                  {"v", s->v_page_stride_bytes, s->v_slot_stride, s->v_head_stride, s->v_base}};
-    for (int i = 0; i < 2; i++) {
-        const int64_t n_slots = v->page_tokens < own ? v->page_tokens : own;
-        const bool is_bad =
-            parts[i].base == NULL || parts[i].page_bytes < 0 || parts[i].slot < 0 ||
-            parts[i].head < 0 || (uintptr_t)parts[i].base % (uintptr_t)elem != 0 ||
-            parts[i].page_bytes % elem != 0 || parts[i].page_bytes > INT64_MAX / INT32_MAX / 2 ||
-            !spans_fit(n_slots, parts[i].slot, a->d.n_kv_heads, parts[i].head, 1, 2 * elem);
-        if (!is_bad) continue;
-        return dcp__fail(DCP_ERR_ARG,
-                         "dcp_attend_run: sequence %lld: the %s scales are at %p, strides %lld "
-                         "bytes a page, %lld a slot, %lld a head; they must lie at multiples of "
-                         "their %lld bytes, no stride negative, within the address space",
-                         at, parts[i].name, (const void *)parts[i].base,
-                         (long long)parts[i].page_bytes, (long long)parts[i].slot,
-                         (long long)parts[i].head, (long long)elem);
-    }
+    const int64_t n_slots = v->page_tokens < own ? v->page_tokens : own;
+    const struct part parts[2] = {
+        {"k", s->k_page_stride_bytes, s->k_slot_stride, s->k_head_stride, 1, s->k_base},
+        {"v", s->v_page_stride_bytes, s->v_slot_stride, s->v_head_stride, 1, s->v_base}};
+    for (int i = 0; i < 2; i++)
+        DCP_TRY(check_part(&parts[i], "scales'", n_slots, a->d.n_kv_heads, scale_bytes(s), at));
     return DCP_OK;
 }
 
@@ -146,12 +157,6 @@ static dcp_status check_seq(const struct dcp_attend *a, const dcp_attend_args *a
                          "view holds %lld",
                          at, a->rank, (long long)own, (long long)seq->length,
                          (long long)view->n_keys);
-    }
-    if (own > 0 && (view->k_base == NULL || view->v_base == NULL || view->pages == NULL)) {
-        return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: sequence %lld: the view's %s is NULL", at,
-                         view->k_base == NULL   ? "k_base"
-                         : view->v_base == NULL ? "v_base"
-                                                : "pages");
     }
     if (own > 0 && view->page_tokens < 1) {
         return dcp__fail(DCP_ERR_ARG,

@@ -331,6 +331,11 @@ static dcp_status rank_body(const struct call *c, dcp_group *g)
         if (strcmp(c->odd, "scale type") == 0) scales[0].dtype = DCP_I8;
         if (strcmp(c->odd, "scale stride") == 0) scales[0].v_slot_stride = -1;
         if (strcmp(c->odd, "scale place") == 0) scales[0].k_page_stride_bytes++;
+        if (strcmp(c->odd, "scale base") == 0)
+            scales[0].k_base = (const char *)scales[0].k_base + 1;
+        if (strcmp(c->odd, "far scales") == 0) scales[0].v_head_stride = INT64_MAX;
+        if (strcmp(c->odd, "far scale page") == 0)
+            scales[0].v_page_stride_bytes = INT64_MAX / 8 * 8;
         if (strcmp(c->odd, "no v scales") == 0) scales[0].v_base = NULL;
         if (strcmp(c->odd, "lse in scales") == 0)
             odd.lse = (float *)(uintptr_t)((const char *)scales[0].v_base +

@@ -227,7 +227,8 @@ static void expect_all(const struct call *c, dcp_status st, const char *word)
         if (world.answer->status[r] == (int)st && strstr(world.answer->text[r], word) != NULL)
             continue;
         fail_msg("%s: rank %d: status %d, text \"%s\", wanted %d and \"%s\"", c->odd, r,
-                 world.answer->status[r], world.answer->text[r], (int)st, word);
+                 world.answer->status[r], world.answer->text[r], (int)st,
+                 word != NULL ? word : ""); /* gcc, -fsanitize: "is null" */
     }
 }
 
@@ -406,19 +407,19 @@ static void test_refusals(void **state)
         assert_int_equal(dcp_attend_run(a, &args, NULL), DCP_ERR_ARG);                             \
         assert_non_null(strstr(dcp_last_error(), word));                                           \
     } while (0)
-    REFUSE_VIEW(k_slot_stride, -8, "negative");
-    REFUSE_VIEW(v_head_stride, INT64_MIN, "negative");
-    REFUSE_VIEW(v_page_stride_bytes, -128, "negative");
-    REFUSE_VIEW(k_head_stride, INT64_MAX, "address space");
-    REFUSE_VIEW(v_slot_stride, INT64_MAX / 4, "address space");
-    REFUSE_VIEW(k_page_stride_bytes, INT64_MAX / 8 * 8 - 8, "address space");
-    REFUSE_VIEW(k_base, (const char *)kv + 1, "k_base");
-    REFUSE_VIEW(v_page_stride_bytes, 130, "v_page_stride_bytes");
+    REFUSE_VIEW(k_slot_stride, -8, "view's k_slot_stride is -8; no stride may be negative");
+    REFUSE_VIEW(v_head_stride, INT64_MIN, "view's v_head_stride is -9223372036854775808; no");
+    REFUSE_VIEW(v_page_stride_bytes, -128, "view's v_page_stride_bytes is -128; no stride");
+    REFUSE_VIEW(k_head_stride, INT64_MAX, "k_head_stride 9223372036854775807 x 2 exceed the addr");
+    REFUSE_VIEW(v_slot_stride, INT64_MAX / 4, "v_slot_stride 2305843009213693951 x 1 and");
+    REFUSE_VIEW(k_page_stride_bytes, INT64_MAX / 8 * 8 - 8, "address space allows 2147483649");
+    REFUSE_VIEW(k_base, (const char *)kv + 1, "no multiple of the element's 4 bytes");
+    REFUSE_VIEW(v_page_stride_bytes, 130, "v_page_stride_bytes is 130, no multiple of the ele");
     REFUSE_VIEW(page_tokens, 0, "page_tokens is 0");
     REFUSE_VIEW(k_base, NULL, "k_base is NULL");
     REFUSE_VIEW(v_base, NULL, "v_base is NULL");
     REFUSE_VIEW(pages, NULL, "pages is NULL");
-    REFUSE_VIEW(pages, &page_bad, "pages[0] is -1");
+    REFUSE_VIEW(pages, &page_bad, "pages[0] is -1; no page");
 #undef REFUSE_VIEW
     seq.view = &fit;
     args.q_token_stride = INT64_MAX;

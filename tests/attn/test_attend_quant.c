@@ -103,9 +103,13 @@ static void test_refusals(void **state)
     } cases[] = {
         {"no scales", DCP_I8, "sequence 0: the view is int8 and scales are missing"},
         {"scale type", DCP_I8, "sequence 0: dtype 4 of the scales is none of f32, f16, bf16"},
-        {"scale stride", DCP_I8, "sequence 0: the v scales are at"},
-        {"scale place", DCP_FP8_E4M3, "sequence 0: the k scales are at"},
-        {"no v scales", DCP_FP8_E4M3, "sequence 0: the v scales are at"},
+        {"scale stride", DCP_I8,
+         "sequence 0: the scales' v_slot_stride is -1; no stride may be negative"},
+        {"scale place", DCP_FP8_E4M3, "the scales' k_page_stride_bytes is "},
+        {"no v scales", DCP_FP8_E4M3, "sequence 0: the scales' v_base is NULL"},
+        {"scale base", DCP_I8, ", no multiple of the element's 4 bytes"},
+        {"far scales", DCP_I8, "the scales' v_slot_stride "},
+        {"far scale page", DCP_FP8_E4M3, "v_page_stride_bytes is 9223372036854775800; the addr"},
         {"lse in scales", DCP_I8, "overlaps the keys or values of sequence 0"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

@@ -89,6 +89,18 @@ class Attend(unittest.TestCase):
         rc, _, err = run("attend", self.file, "-o", os.path.join(self.dir, "x"), "--project", self.maps)
         self.assertEqual(rc, 1)
         self.assertIn("project is [2,2,2] but heads are [8,10]", err)
+        write(self.maps, {"project": ([self.H, self.D, 0], [])})
+        rc, _, err = run("attend", self.file, "-o", os.path.join(self.dir, "x"), "--project", self.maps)
+        self.assertEqual(rc, 1)
+        self.assertIn("project is [8,10,0]", err)
+        self.assertIn("P, must be at least 1", err)
+
+    def test_latent_with_values(self):
+        """Two sources of values: none is left out silently."""
+        rc, _, err = run("attend", self.file, "-o", os.path.join(self.dir, "x"), "--latent", "10")
+        self.assertEqual(rc, 1)
+        self.assertIn("holds a tensor 'v', but --latent 10", err)
+        self.assertEqual(os.listdir(self.dir).count("x"), 0)
 
     def test_inputs_are_not_replaced(self):
         link = os.path.join(self.dir, "link.safetensors")

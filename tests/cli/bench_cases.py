@@ -12,6 +12,17 @@ def run(*args, env=None, timeout=120):
     return p.returncode, p.stdout, p.stderr
 
 
+def mpi_runs(*args):
+    """mpirun with args, of each MPI that there is: exit code, stdout, stderr."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("DCP_ATTN_") or k == "DCP_ATTN_CACHE"}
+    # Under the sanitizer: what MPI itself never frees is no fault of ours.
+    env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", ASAN_OPTIONS="detect_leaks=0")
+    for name, mpirun in (("openmpi", ["mpirun.openmpi", "--oversubscribe"]), ("mpich", ["mpirun.mpich"])):
+        if shutil.which(mpirun[0]) and os.path.exists(os.path.join(os.path.dirname(EXE), f"libdcpattn_mpi_{name}.so")):
+            p = subprocess.run([*mpirun, *args], capture_output=True, text=True, timeout=120, env=env)
+            yield p.returncode, p.stdout, p.stderr
+
+
 ROW = {"shape", "ranks", "comm", "algo", "dtype", "in_place", "time_us", "read_time_ratio", "speedup", "speedup_mpi", "workspace_bytes",
        "peak_extra_bytes", "wrong"}
 

@@ -3,10 +3,11 @@
 import json, os, shutil, subprocess, sys, unittest
 
 import bench_cases
-from bench_cases import run
+from bench_cases import mpi_runs, run
 
 ROW = {"case", "keys", "tokens", "ranks", "threads", "dtype", "isa", "time_us", "read_fraction", "matrix_fraction", "workspace_bytes", "peak_extra_bytes"}
 SMALL = ("--cold", "0", "--iters", "3", "--product-bytes", "200K")
+SMALL_OOM = ("bench", "oom", "--json", "--tokens", "512", "--heads", "24", "--prefix", "100", "--window", "48", "--memory", "3M")
 MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "gguf", "llama-f32.gguf")
 
 
@@ -118,7 +119,7 @@ class BenchOom(unittest.TestCase):
     """The out-of-memory demonstration with a small shape."""
 
     def oom(self, *args):
-        rc, out, err = run("bench", "oom", "--json", "--tokens", "512", "--heads", "24", "--prefix", "100", "--window", "48", "--memory", "3M", *args)
+        rc, out, err = run(*SMALL_OOM, *args)
         self.assertEqual(rc, 0, err)
         return json.loads(out)
 
@@ -145,6 +146,42 @@ class BenchOom(unittest.TestCase):
             self.assertTrue(row["finished"])
             self.assertEqual(row["wrong"], 0, row)
             self.assertLess(abs(row["peak_bytes"] - row["predicted_bytes"]), 1 << 20, row)
+
+    def test_one_byte_short(self):
+        """The operator lacks one byte, on all ranks or on the last: a result like any other. A rank says so though no byte is left to it."""
+        def streaming(out):
+            return next(r for r in json.loads(out)["rows"] if r["form"] == "streaming")
+
+        rc, out, err = run(*SMALL_OOM, "--no-cap")
+        peak = streaming(out)["peak_bytes"]
+        rc, out, err = run(*SMALL_OOM, "--cap", str(peak))
+        self.assertEqual((rc, err, streaming(out)["finished"]), (0, "", True))
+        rc, out, err = run(*SMALL_OOM, "--cap", str(peak - 1))
+        self.assertEqual((rc, err, streaming(out)["finished"]), (1, "", False))
+        self.assertIn("bytes wanted", streaming(out)["error"])
+        exe = bench_cases.EXE
+        peaks = [streaming(out)["peak_bytes"] for _, out, _ in mpi_runs("-n", "2", exe, *SMALL_OOM, "--no-cap")]
+        short = str(min(peaks, default=1) - 1)
+        for rc, out, err in mpi_runs("-n", "1", exe, *SMALL_OOM, "--no-cap", ":", "-n", "1", exe, *SMALL_OOM, "--cap", short):
+            self.assertNotEqual(rc, 0)
+            self.assertNotIn("dcp-attn: ", err)
+            self.assertFalse(streaming(out)["finished"], out)
+            self.assertIn("workspace of the operator", streaming(out)["error"])
+
+    def test_cannot_begin(self):
+        """One rank has no room for q, result and keys: one line, of that rank, and nobody is torn away."""
+        exe = bench_cases.EXE
+        for rc, out, err in mpi_runs("-n", "1", exe, *SMALL_OOM, "--no-cap", ":", "-n", "1", exe, *SMALL_OOM, "--cap", "1M"):
+            self.assertNotEqual(rc, 0)
+            self.assertEqual((out, err.count("dcp-attn: ")), ("", 1), err)
+            self.assertIn("dcp-attn: rank 1: q, result and keys of a rank: ", err)
+            self.assertNotIn("abort(", err.lower())
+
+    def test_world(self):
+        """The launcher says how many ranks there are."""
+        for rc, out, err in mpi_runs("-n", "3", bench_cases.EXE, *SMALL_OOM):
+            self.assertEqual(rc, 0, err)
+            self.assertEqual(json.loads(out)["ranks"], 3)
 
     def test_text(self):
         rc, out, err = run("bench", "oom", "--tokens", "256", "--heads", "24", "--prefix", "10", "--window", "48", "--memory", "3M", "--formula-ranks", "8")

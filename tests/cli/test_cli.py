@@ -12,7 +12,7 @@ TWO_FILES = [os.path.join(TWO, f"rank{r}.safetensors") for r in range(2)]
 
 import bench_cases
 bench_cases.EXE = EXE
-from bench_cases import Bench, Compare  # noqa: run here too
+from bench_cases import Bench, Compare, mpi_runs  # noqa: run here too
 import output_cases
 output_cases.EXE = EXE
 from output_cases import COMMANDS, Install, ModelOutput, Output  # noqa: run here too
@@ -185,16 +185,20 @@ class Surroundings(unittest.TestCase):
 
     def test_common_cause(self):
         """What every rank of an MPI world finds is said once."""
-        here = os.path.dirname(EXE)
-        for name, mpirun in (("openmpi", ["mpirun.openmpi", "--oversubscribe"]), ("mpich", ["mpirun.mpich"])):
-            if not shutil.which(mpirun[0]) or not os.path.exists(os.path.join(here, f"libdcpattn_mpi_{name}.so")):
-                continue
-            env = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-            missing = os.path.join(self.dir, "missing")
-            p = subprocess.run([*mpirun, "-n", "3", EXE, "merge", "--lse-base", "e", "-o", self.out, *[missing] * 3], capture_output=True,
-                               text=True, timeout=60, env=env)
-            self.assertNotEqual(p.returncode, 0)
-            self.assertEqual(p.stderr.count("cannot open"), 1, p.stderr)
+        missing = os.path.join(self.dir, "missing")
+        for rc, _, err in mpi_runs("-n", "3", EXE, "merge", "--lse-base", "e", "-o", self.out, *[missing] * 3):
+            self.assertNotEqual(rc, 0)
+            self.assertEqual(err.count("cannot open"), 1, err)
+
+    def test_binding_of_one(self):
+        """Threads that only one rank cannot have: all leave together, and it is that rank that says so."""
+        model = os.path.join(ROOT, "tests", "data", "gguf", "llama-f32.gguf")
+        for command in (["perplexity", "-m", model, "-p", "a text"], ["generate", "--raw", "-m", model, "-p", "a"], ["bench", "generate", "-m", model]):
+            for rc, _, err in mpi_runs("-n", "1", EXE, *command, "-t", "1", "--bind", "none", ":", "-n", "1", EXE, *command, "-t", "4096", "--bind", "cores"):
+                self.assertNotEqual(rc, 0)
+                self.assertEqual(err.count("dcp-attn: "), 1, err)
+                self.assertIn("dcp-attn: rank 1: --bind cores: ", err)
+                self.assertNotIn("abort(", err.lower())
 
     def test_fault_point(self):
         rc, _, err = run("merge", "--lse-base", "e", "-o", self.out, *TWO_FILES, env={"DCP_ATTN_FAULT": "kill:mergers:0"})

@@ -307,11 +307,12 @@ static void test_bytes(void **state)
 {
     (void)state;
     const size_t before = dcp__alloc_current();
+    static const dcp_dtype types[] = {DCP_BF16, DCP_I8, DCP_FP8_E4M3};
     for (int form = 0; form < N_MLA_FORMS; form++)
         for (int n = 1; n <= 3; n++) {
             struct run run = {.opts = exact((enum mla_form)form, 16, 4, 1)};
             load_case(&run, "mla-deepseek");
-            run.opts.kv_dtype = DCP_BF16;
+            run.opts.kv_dtype = types[n - 1];
             assert_int_equal(ranks_threads(n, 60.0, bytes_rank, &run), 0);
             free(run.want);
         }
@@ -322,10 +323,13 @@ static void test_bytes(void **state)
     assert_int_equal(gguf_open(DATA "mla-deepseek.gguf", &file), DCP_OK);
     assert_int_equal(model_read_config(file, &arch, &cfg), DCP_OK);
     assert_int_equal(model_kv_bytes(&cfg, DCP_BF16), 4 * 576 * 2);
+    assert_int_equal(model_kv_bytes(&cfg, DCP_I8), 4 * (576 + 4)); /* one scale: latent */
     assert_int_equal(cfg.key_dim, 576);
     assert_int_equal(cfg.value_dim, 512);
     model_set_mla(&cfg, MLA_EXPANDED);
     assert_int_equal(model_kv_bytes(&cfg, DCP_BF16), 4 * 16 * (192 + 128) * 2);
+    assert_int_equal(model_kv_bytes(&cfg, DCP_F32), 4 * 16 * (192 + 128) * 4);
+    assert_int_equal(model_kv_bytes(&cfg, DCP_FP8_E4M3), 4 * 16 * (192 + 128 + 8));
     gguf_close(file);
 }
 
@@ -342,9 +346,8 @@ static void test_activations_are_bounded(void **state)
         const size_t at_8192 = forward_bytes(m, 1, 8192, 512);
         const size_t at_16384 = forward_bytes(m, 1, 16384, 512);
         const int64_t h_own = m->heads.end - m->heads.begin;
-        /* x, q, attention's result, angles, one index */
-        const int64_t row =
-            c->d_model + h_own * (c->key_dim + model_attn_dim(c)) + c->rope_dims + 1;
+        /* x, q, attention's result, one index */
+        const int64_t row = c->d_model + h_own * (c->key_dim + model_attn_dim(c)) + 1;
         assert_int_equal(at_16384 - at_8192, (size_t)(8192 * row) * sizeof(float));
         model_free(m);
     }
