@@ -229,7 +229,8 @@ DCP_API void dcp_attend_get_info(const dcp_attend *a, dcp_attend_info *info_out)
  *          group stays usable; the group's errors: results undefined, the group is poisoned
  *  Ownership: borrows all pointers for the call.  Threads: one per handle.  Collective: yes.
  *  Determinism: bits depend on the call (its shape, positions and values), N and the ISA; not on
- *  the workspace limit, the tile, the number of threads or the transport.
+ *  the workspace limit, the tile, the number of threads or the transport. The same token in a call
+ *  of another n_rows agrees up to rounding.
  *  Cost: where ranks read each other's memory a record a tile and two more (with one slot two a
  *  tile and one more); elsewhere a record, and per tile a message to each peer and what the merge
  *  takes. Every rank takes rows * (H - H_r) * Dk * 4 bytes of q from peers. */

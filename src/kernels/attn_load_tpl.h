@@ -17,59 +17,24 @@ ATTN_INLINE int64_t bytes_of(dcp_dtype dtype)
     return attn_elem_bytes(dtype);
 }
 /* int8 and fp8: what loads give is a power of two off; the scales, which meet the scores and the
- * weights in softmax_row, make up for it. */
+ * weights in attn_softmax_tpl.h, make up for it (find_scales). */
 ATTN_INLINE bool has_scales(dcp_dtype dtype)
 {
     return dtype == DCP_I8 || dtype == DCP_FP8_E4M3;
 }
 
-/* Rows to be asked for, into L1 and, much later ones, into L2: their first log2_lines lines (as a
- * power of two), or if that is negative as many bytes as are read of others. */
+/* Rows of a block to be asked for, into L1 and, a block ahead, into L2. */
 struct ahead {
     const char *const *near;
-    const char *const *far;
-    int log2_lines;
+    const char *const *far; /* [DCP__ATTN_KEY_BLOCK] */
 };
-ATTN_INLINE int log2_of_lines(int64_t row_bytes)
-{
-    const int64_t lines = (row_bytes + 63) / 64;
-    int log2 = -1;
-    for (int i = 0; i < 6; i++)
-        if (lines == (int64_t)1 << i) log2 = i;
-    return log2;
-}
+/* The first half of a block and the second take turns on the way to L2: two runs of rows are in more
+ * pages than one, and what the hardware fetches by itself ends with a page. */
 ATTN_INLINE void prefetch_at(const struct ahead *ahead, int64_t row, int64_t at)
 {
-    __builtin_prefetch(ahead->far[row] + at, 0, 2);
+    const int64_t far_row = (row & 1) * (DCP__ATTN_KEY_BLOCK / 2) + (row >> 1);
+    __builtin_prefetch(ahead->far[far_row] + at, 0, 2);
     __builtin_prefetch(ahead->near[row] + at);
-}
-ATTN_INLINE void prefetch_rows(const struct ahead *ahead, int64_t row, int n_rows, int n_lines)
-{
-    VF_UNROLL for (int r = 0; r < n_rows; r++)
-    {
-        const char *const far = ahead->far[row + r];
-        const char *const near = ahead->near[row + r];
-        VF_UNROLL for (int x = 0; x < n_lines; x++)
-        {
-            __builtin_prefetch(far + 64 * x, 0, 2);
-            __builtin_prefetch(near + 64 * x);
-        }
-    }
-}
-/* n lines from line i on, in order of memory; n, a power of two up to 8, divides i. Rows of 2 and 4
- * lines apart: finding a line costs more than asking for it. */
-ATTN_INLINE void prefetch_lines(const struct ahead *ahead, int64_t i, int n)
-{
-    const int log2 = ahead->log2_lines;
-    if (log2 == 2 && n >= 4) {
-        prefetch_rows(ahead, i >> 2, n / 4, 4);
-    } else if (log2 == 1 && n >= 2) {
-        prefetch_rows(ahead, i >> 1, n / 2, 2);
-    } else {
-        const int64_t mask = ((int64_t)1 << log2) - 1;
-        VF_UNROLL for (int x = 0; x < n; x++)
-            prefetch_at(ahead, (i + x) >> log2, ((i + x) & mask) * 64);
-    }
 }
 
 /* ---- keys, transposed ---- */

@@ -179,7 +179,7 @@ ATTN_INLINE void many_block(struct tile *tile, int64_t begin, int at, struct fet
         }
     }
     if (tile->has_scales) find_scales(tile, begin, dtype);
-    for (int64_t r = 0; r < tile->n_rows; r++) weigh_row(tile, r, begin, tile->s + r * KEYS);
+    weigh_rows(tile, begin, tile->s);
     const int64_t first = attn_max(tile->lo - begin, 0);
     const int64_t end = attn_min(tile->hi - begin, KEYS);
     for (int64_t d = 0; d < tile->dv; d += PANEL) {
@@ -212,8 +212,9 @@ ATTN_INLINE void attend_many(struct tile *tile, dcp_dtype dtype)
     while (begin < tile->hi) {
         const int64_t next = next_block(tile, begin + KEYS);
         struct fetch fetch = {.a_slot = 0};
+        if (next < tile->hi) find_rows(tile, next, elem, &tile->rows[at ^ 1]);
+        link_rows(&tile->rows[at], &tile->rows[next < tile->hi ? at ^ 1 : at]);
         if (next < tile->hi) {
-            find_rows(tile, next, elem, &tile->rows[at ^ 1]);
             fetch = (struct fetch){
                 .k = {tile->rows[at ^ 1].k, 0, k_bytes},
                 .v = {tile->rows[at ^ 1].v, 0, v_bytes},

@@ -6,18 +6,19 @@
  * Idea. Two small matrix products per block of 64 keys with a softmax between them, all in f32:
  *
  *        K block, natural rows          S [rows][64 keys]            V block, natural rows
- *        transposed and widened         = q K^T; mask, softcap,      widened
+ *        widened; many rows: turned     = q K^T; mask, softcap,      widened
  *        to [dk][keys]                    2^(c s - max) in place        |
  *               |                            |                          |
- *        q panels [dk][6] -- fma over dk -->  S  --- fma over keys ---> o [row][dv]
+ *        q rows or panels --- fma over dk --> S  --- fma over keys ---> o [row][dv]
  *
  * A tile is up to rows_max rows (token, head); it walks over the keys block by block.
  * Few rows (attn_few_tpl.h) are bound by reading memory, many rows (attn_many_tpl.h) by products.
  *
- * Bits. Whatever the number of rows, a score is one chain of fma over d = 0..dk-1 from 0; a block's
- * share of o is one chain of fma over the row's own visible keys of the block, ascending, from 0;
- * then o = fma(o, 2^(old max - max), share). So rows do not see each other: keys that a row may not
- * see are skipped, not multiplied by 0, and may hold NaN. AVX2 and AVX-512 give the same bits.
+ * Bits. Of many rows a score is one chain of fma over d = 0..dk-1 from 0, of few the sum of 16; which
+ * of the two depends on the rows of the call, not of the job. A block's share of o is one chain of
+ * fma over the row's own visible keys of the block, ascending, from 0; then o = fma(o, 2^(old max -
+ * max), share). So rows do not see each other: keys that a row may not see are skipped, not
+ * multiplied by 0, and may hold NaN. AVX2 and AVX-512 give the same bits.
  *
  * Cost n_rows * n_visible * (dk + dv) multiply-adds; per tile and block K and V are read once.
  * Scratch per dcp__attn_scratch_bytes. */
@@ -39,7 +40,7 @@ enum {
     N_KV = KEYS / VF_LANES,      /* vectors of a row of scores */
     AHEAD = 32,                  /* keys that row pointers run ahead of a block, for prefetching */
     CHUNK = 8192 / PANEL,        /* dims of a packed panel of keys: 32 KiB, most of an L1 */
-    FEW_ROWS = VF_FEW_PANELS * MR
+    FEW_ROWS = 2 * MR
 };
 
 /* What row r sees of the block at hand, keys [first, end) of it, and 2^(old max - max). */
@@ -47,11 +48,7 @@ struct span {
     int32_t first, end;
     float rescale;
 };
-/* Rows of a block in the order in which they are brought to L2 (attn_few_tpl.h). */
-struct far_rows {
-    const char *k[KEYS], *v[KEYS];
-};
-/* Row pointers of a block. */
+/* Row pointers of a block and of AHEAD keys more. */
 struct block_rows {
     const char *k[KEYS + AHEAD], *v[KEYS + AHEAD];
 };
@@ -67,7 +64,7 @@ struct tile {
     /* Natural units per unit of z: what scale2 stands for over what it is after rounding. That
      * rounding would else grow with the scores in the LSE. */
     double unit;
-    float *q;                   /* [ceil(n_rows / MR)][dk][MR] */
+    float *q;                   /* [ceil(n_rows / MR)][dk][MR]; few rows: few_q_at */
     float *o;                   /* [n_rows][dv_pad], relative to 2^max */
     float *s;                   /* [n_rows][KEYS]; few rows: two of them */
     float *max, *sum, *sum_low; /* [n_rows] */
@@ -76,7 +73,7 @@ struct tile {
     int64_t *row_lo, *row_hi;   /* [n_rows] */
     struct span *span;          /* [n_rows] */
     struct block_rows rows[3];  /* of this block and of the next two */
-    struct far_rows far;        /* few rows: what is asked for long before */
+    bool is_few;                /* by attn_few_tpl.h */
     bool has_scales;            /* then those of the block at hand: */
     float k_scale[KEYS], v_scale[KEYS];
 };
@@ -104,70 +101,6 @@ struct tile {
         break;                                                                                     \
     }
 
-/* ---- softmax of one row of a block ---- */
-
-/* 2^n for an integer n <= 0; 0 from -127 down. */
-static inline float pow2_int(float n)
-{
-    const int32_t bits = (int32_t)fmaxf(n, -127.0f) + 127;
-    const uint32_t u = (uint32_t)bits << 23;
-    float x;
-    memcpy(&x, &u, sizeof(x));
-    return x;
-}
-/* Smallest integer >= x. */
-static inline float ceil_f32(float x)
-{
-    const __m128 v = _mm_set_ss(x);
-    return _mm_cvtss_f32(_mm_ceil_ss(v, v));
-}
-
-/* Scores to weights in place, keys outside [first, end) to 0; the state of row r follows. Returns
- * the factor for what was summed before. */
-ATTN_INLINE float softmax_row(struct tile *tile, int64_t r, float *s, int64_t first, int64_t end)
-{
-    vf x[N_KV];
-    VF_UNROLL for (int i = 0; i < N_KV; i++) x[i] = vf_load(s + i * VF_LANES);
-    if (tile->has_scales) {
-        VF_UNROLL for (int i = 0; i < N_KV; i++) x[i] =
-            vf_mul(x[i], vf_load(tile->k_scale + i * VF_LANES));
-    }
-    if (tile->cap_scale != 0.0f) {
-        VF_UNROLL for (int i = 0; i < N_KV; i++) x[i] =
-            vf_tanh(vf_mul(x[i], vf_set1(tile->cap_scale)));
-    }
-    if (end - first < KEYS) {
-        VF_UNROLL for (int i = 0; i < N_KV; i++) x[i] =
-            vf_keep_range(x[i], i * VF_LANES, first, end);
-    }
-    /* scale2 > 0, so the largest product is the product of the largest; a block that holds -inf
-     * alone leaves the maximum where it was. */
-    const float new_max = fmaxf(tile->max[r], ceil_f32(vf_max64(x) * tile->scale2));
-    /* A maximum that rounding moved by more than a fraction of 1 must meet a product that was
-     * rounded like it: the exact product is up to half an ulp away, 2^64 or 2^-64 at 1e9. */
-    const bool is_huge = fabsf(new_max) > 0x1p22f;
-    VF_UNROLL for (int i = 0; i < N_KV; i++)
-    {
-        const vf z =
-            is_huge ? vf_fms(vf_mul(x[i], vf_set1(tile->scale2)), vf_set1(1.0f), vf_set1(new_max))
-                    : vf_fms(x[i], vf_set1(tile->scale2), vf_set1(new_max));
-        x[i] = vf_exp2(z);
-        vf_store(s + i * VF_LANES,
-                 tile->has_scales ? vf_mul(x[i], vf_load(tile->v_scale + i * VF_LANES)) : x[i]);
-    }
-    const float block_sum = vf_sum64(x);
-    const float rescale = pow2_int(tile->max[r] - new_max);
-    /* The rounding error of the running sum is kept: lse stays good over thousands of blocks. */
-    const float old = tile->sum[r] * rescale;
-    const float sum = old + block_sum;
-    const float old_part = sum - block_sum;
-    tile->sum_low[r] =
-        tile->sum_low[r] * rescale + ((old - old_part) + (block_sum - (sum - old_part)));
-    tile->sum[r] = sum;
-    tile->max[r] = new_max;
-    return rescale;
-}
-
 /* ---- a tile ---- */
 
 /* Visible keys of row r in the block at begin, relative to it. */
@@ -192,23 +125,29 @@ static inline int64_t next_block(const struct tile *tile, int64_t begin)
     return begin;
 }
 
-/* Row pointers of the block at begin and AHEAD keys more; those that no row sees point to one that
- * is there: their scores are masked, their values skipped. */
+/* Row pointers of the block at begin; those that no row sees point to one that is there: their
+ * scores are masked, their values skipped. */
 static inline void find_rows(struct tile *tile, int64_t begin, int64_t elem_bytes,
                              struct block_rows *rows)
 {
     const int64_t first = attn_max(tile->lo - begin, 0);
-    const int64_t end = attn_min(tile->hi - begin, KEYS + AHEAD);
+    const int64_t end = attn_min(tile->hi - begin, KEYS);
     attn_key_rows(tile->job, begin + first, begin + end, elem_bytes, rows->k + first,
                   rows->v + first);
     for (int64_t i = 0; i < first; i++) {
         rows->k[i] = rows->k[first];
         rows->v[i] = rows->v[first];
     }
-    for (int64_t i = end; i < KEYS + AHEAD; i++) {
+    for (int64_t i = end; i < KEYS; i++) {
         rows->k[i] = rows->k[end - 1];
         rows->v[i] = rows->v[end - 1];
     }
+}
+/* The first rows of the block that comes next follow those of this one. */
+static inline void link_rows(struct block_rows *rows, const struct block_rows *next)
+{
+    for (int64_t i = 0; i < AHEAD; i++) rows->k[KEYS + i] = next->k[i];
+    for (int64_t i = 0; i < AHEAD; i++) rows->v[KEYS + i] = next->v[i];
 }
 
 /* Scales of the keys of the block at begin that rows see; the others' scores are masked. */
@@ -218,21 +157,12 @@ static inline void find_scales(struct tile *tile, int64_t begin, dcp_dtype dtype
     const int64_t end = attn_min(tile->hi - begin, KEYS);
     memset(tile->k_scale, 0, sizeof(tile->k_scale));
     memset(tile->v_scale, 0, sizeof(tile->v_scale));
-    attn_key_scales(tile->job, begin + first, begin + end, dtype == DCP_I8 ? 0x1p-16f : 0x1p8f,
+    /* Keys in pairs are 2^16 of an int8; whole vectors of them are not. */
+    const float k_factor = dtype != DCP_I8 ? 0x1p8f : tile->is_few ? 1.0f : 0x1p-16f;
+    attn_key_scales(tile->job, begin + first, begin + end, k_factor,
                     dtype == DCP_I8 ? 1.0f : 0x1p8f, tile->k_scale + first, tile->v_scale + first);
 }
 
-/* Softmax of row r of the block at begin, scores in s. */
-ATTN_NOINLINE void weigh_row(struct tile *tile, int64_t r, int64_t begin, float *s)
-{
-    int64_t first;
-    int64_t end;
-    row_span(tile, r, begin, &first, &end);
-    struct span *const span = &tile->span[r];
-    span->first = (int32_t)first;
-    span->end = (int32_t)end;
-    span->rescale = first < end ? softmax_row(tile, r, s, first, end) : 1.0f;
-}
 /* Rows from r on, at most MR and below n, that see the same keys. */
 static inline int run_of_rows(const struct tile *tile, int64_t r, int64_t n)
 {
@@ -242,6 +172,8 @@ static inline int run_of_rows(const struct tile *tile, int64_t r, int64_t n)
         run++;
     return run;
 }
+
+#include "kernels/attn_softmax_tpl.h"
 
 #include "kernels/attn_few_tpl.h"
 #include "kernels/attn_many_tpl.h"
@@ -259,15 +191,22 @@ static void tile_begin(struct tile *tile)
     tile->scale2 = (float)((double)size * log2e);
     tile->cap_scale = cap != 0.0f ? job->scale / cap : 0.0f;
     tile->unit = (double)size / (double)tile->scale2;
-    memset(tile->q, 0, (size_t)((tile->n_rows + MR - 1) / MR * MR * tile->dk) * sizeof(*tile->q));
+    const int64_t q_floats = tile->is_few ? few_rows(tile->n_rows) * few_pitch(tile->dk)
+                                          : (tile->n_rows + MR - 1) / MR * MR * tile->dk;
+    memset(tile->q, 0, (size_t)q_floats * sizeof(*tile->q));
     tile->lo = INT64_MAX;
     tile->hi = INT64_MIN;
     for (int64_t r = 0; r < tile->n_rows; r++) {
         const int64_t t = tile->t0 + r / tile->n_heads;
         const int64_t j = tile->j0 + r % tile->n_heads;
         const float *const q = job->q + t * job->q_token_stride + j * job->q_head_stride;
-        float *const panel = tile->q + r / MR * MR * tile->dk + r % MR;
-        for (int64_t d = 0; d < tile->dk; d++) panel[d * MR] = sign * q[d];
+        if (tile->is_few) {
+            for (int64_t d = 0; d < tile->dk; d++)
+                tile->q[few_q_at(tile->n_rows, r, d, tile->dk, job->view->dtype)] = sign * q[d];
+        } else {
+            float *const panel = tile->q + r / MR * MR * tile->dk + r % MR;
+            for (int64_t d = 0; d < tile->dk; d++) panel[d * MR] = sign * q[d];
+        }
         attn_row_range(job, t, &tile->row_lo[r], &tile->row_hi[r]);
         if (tile->row_lo[r] < tile->row_hi[r]) {
             tile->lo = attn_min(tile->lo, tile->row_lo[r]);
@@ -295,7 +234,7 @@ ATTN_INLINE void tile_end(const struct tile *tile, dcp_dtype dtype)
         int64_t d = 0;
         for (; d + 2 * VF_LANES <= tile->dv; d += 2 * VF_LANES) {
             vf x[2] = {vf_load(o + d), vf_load(o + d + VF_LANES)};
-            if (tile->n_rows <= FEW_ROWS) sort_values(dtype, x);
+            if (tile->is_few) sort_values(dtype, x);
             vf_store(out + d, vf_div(x[0], divisor));
             vf_store(out + d + VF_LANES, vf_div(x[1], divisor));
         }
@@ -312,15 +251,24 @@ ATTN_INLINE void tile_end(const struct tile *tile, dcp_dtype dtype)
     }
 }
 
-/* Cuts scratch into the regions of a tile of n_rows. */
-static void tile_carve(struct tile *tile, void *scratch, int64_t n_rows)
+/* The terms of dcp__attn_scratch_bytes (attn_scalar.c) cover the regions below, each its own. */
+_Static_assert(8192 <= KEYS * 128 && PANEL <= 128, "room for a packed panel of either kind");
+_Static_assert(FEW_ROWS <= 16, "room for few rows' share, and for two blocks of their scores");
+_Static_assert(MR - 1 <= DCP__ATTN_ROWS_PAD, "room for the rows of the last register block");
+_Static_assert(SPAN == 32 && KEYS == 64, "pitches of q and out as in dcp__attn_scratch_bytes");
+_Static_assert(8 <= 2 * MR && FEW_ROWS % MR == 0, "few_rows fits the rows of register blocks");
+_Static_assert(3 * sizeof(float) + 2 * sizeof(int64_t) + sizeof(struct span) <= 16 * sizeof(float),
+               "room for a row's maximum, sums, range and span");
+
+/* Cuts scratch into the regions of a tile of n_rows; -> where they end. */
+static const char *tile_carve(struct tile *tile, void *scratch, int64_t n_rows)
 {
     const int64_t rows = (n_rows + MR - 1) / MR * MR;
     float *at = scratch;
     tile->packed = at;
     at += KEYS * 128; /* CHUNK * PANEL and KEYS * PANEL are at most that */
     tile->q = at;
-    at += (rows * tile->dk + 15) / 16 * 16;
+    at += rows * few_pitch(tile->dk); /* many rows: of dk */
     tile->o = at;
     at += rows * tile->dv_pad;
     tile->share = at;
@@ -334,6 +282,7 @@ static void tile_carve(struct tile *tile, void *scratch, int64_t n_rows)
     tile->row_lo = (int64_t *)(void *)at;
     tile->row_hi = tile->row_lo + rows;
     tile->span = (struct span *)(void *)(tile->row_hi + rows);
+    return (const char *)(tile->span + rows);
 }
 
 ATTN_INLINE void attend_job(const struct dcp__attn_job *job, dcp_dtype dtype,
@@ -346,23 +295,28 @@ ATTN_INLINE void attend_job(const struct dcp__attn_job *job, dcp_dtype dtype,
     tile.dk = job->dk;
     tile.dv = job->dv;
     tile.has_scales = has_scales(dtype);
+    /* The two sum up scores in orders of their own: the call decides, however it is cut into jobs. */
+    tile.is_few = attn_max(job->call_rows, job->n_tokens * job->n_group) <= FEW_ROWS;
     tile.dv_pad = (job->dv + KEYS - 1) / KEYS * KEYS;
     /* Whole tokens as long as one fits, in tiles of even size. */
     const int64_t heads = attn_min(job->n_group, DCP__ATTN_ROWS_MAX);
     const int64_t fit = DCP__ATTN_ROWS_MAX / heads;
     const int64_t n_tiles = (job->n_tokens + fit - 1) / fit;
     const int64_t tokens = n_tiles > 0 ? (job->n_tokens + n_tiles - 1) / n_tiles : 0;
-    tile_carve(&tile, job->scratch, tokens * heads);
+    const char *const end = tile_carve(&tile, job->scratch, tokens * heads);
+    assert((size_t)(end - (const char *)job->scratch) <=
+           dcp__attn_scratch_bytes(job->n_tokens * job->n_group, job->dk, job->dv));
+    (void)end;
     for (tile.t0 = 0; tile.t0 < job->n_tokens; tile.t0 += tokens) {
         for (tile.j0 = 0; tile.j0 < job->n_group; tile.j0 += heads) {
             tile.n_heads = attn_min(heads, job->n_group - tile.j0);
             tile.n_rows = tile.n_heads * attn_min(tokens, job->n_tokens - tile.t0);
             tile_begin(&tile);
-            if (tile.lo < tile.hi && tile.n_rows <= FEW_ROWS) {
+            if (tile.lo < tile.hi && tile.is_few) {
                 few.scores = few_scores[tile.n_rows];
                 attend_few(&tile, &few, dtype);
             }
-            if (tile.lo < tile.hi && tile.n_rows > FEW_ROWS) attend_many(&tile, dtype);
+            if (tile.lo < tile.hi && !tile.is_few) attend_many(&tile, dtype);
             tile_end(&tile, dtype);
         }
     }

@@ -25,6 +25,12 @@ static inline void attn_row_range(const struct dcp__attn_job *job, int64_t t, in
     *hi_out = attn_min(job->hi[t], job->key_end);
 }
 
+/* A loop of its own for each array: compilers make vectors of it. */
+static inline void attn_run_of_rows(const char *row, int64_t pitch_bytes, int64_t n,
+                                    const char **out)
+{
+    for (int64_t i = 0; i < n; i++) out[i] = row + i * pitch_bytes;
+}
 /* Rows of keys [begin, end) of the job's KV head: k_out[i], v_out[i] for key begin + i. Only the
  * block table entries of these keys are read. elem_bytes is a constant at every call. */
 static inline void attn_key_rows(const struct dcp__attn_job *job, int64_t begin, int64_t end,
@@ -41,14 +47,12 @@ static inline void attn_key_rows(const struct dcp__attn_job *job, int64_t begin,
     int64_t slot = begin - page * view->page_tokens;
     for (int64_t i = begin; i < end; page++, slot = 0) {
         const int64_t n = attn_min(view->page_tokens - slot, end - i);
-        const char *k =
-            k_base + view->pages[page] * view->k_page_stride_bytes + slot * k_slot_bytes;
-        const char *v =
-            v_base + view->pages[page] * view->v_page_stride_bytes + slot * v_slot_bytes;
-        for (int64_t j = 0; j < n; j++) {
-            k_out[i - begin + j] = k + j * k_slot_bytes;
-            v_out[i - begin + j] = v + j * v_slot_bytes;
-        }
+        attn_run_of_rows(k_base + view->pages[page] * view->k_page_stride_bytes +
+                             slot * k_slot_bytes,
+                         k_slot_bytes, n, k_out + (i - begin));
+        attn_run_of_rows(v_base + view->pages[page] * view->v_page_stride_bytes +
+                             slot * v_slot_bytes,
+                         v_slot_bytes, n, v_out + (i - begin));
         i += n;
     }
 }

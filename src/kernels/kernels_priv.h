@@ -19,10 +19,11 @@
  * lse natural log; a row that sees nothing (or only scores of -inf) gets 0 and -inf. Block table,
  * keys and values outside the hull of what the rows see are not read; a key that one row sees and
  * another does not never touches the other, NaN or not.
- * Determinism: a row's bits depend on its q, its visible range (as cut by key_begin and key_end)
- * and the keys alone: not on the other rows of the job, nor on n_tokens or n_group. The AVX2 and
- * AVX-512 kernels give the same bits. Key blocks are aligned to multiples of DCP__ATTN_KEY_BLOCK in
- * local index. n_tokens, n_group, dk, dv >= 1. out may not overlap q. */
+ * Determinism: a row's bits depend on its q, its visible range (as cut by key_begin and key_end),
+ * the keys, and on whether call_rows is small (up to 12; bf16 on AMX: 32): not on the other rows of
+ * the job, nor, with call_rows given, on n_tokens or n_group. The AVX2 and AVX-512 kernels give the
+ * same bits. Key blocks are aligned to multiples of DCP__ATTN_KEY_BLOCK in local index. n_tokens,
+ * n_group, dk, dv >= 1. out may not overlap q. */
 struct dcp__attn_job {
     const dcp_kv_view *view;
     int64_t kv_head;
@@ -39,8 +40,9 @@ struct dcp__attn_job {
     int64_t lse_token_stride, lse_head_stride;
     void *scratch;               /* of dcp__attn_scratch_bytes, 64-byte aligned, one per thread */
     const dcp_kv_scales *scales; /* of an int8 or fp8 view; NULL = none */
-    /* Rows of this sequence in the whole call times query heads of a KV head: what a kernel that
-     * has variants of different bits chooses by. 0: unknown, n_tokens * n_group is taken. */
+    /* Rows of this sequence in the whole call times query heads of a KV head: every vector kernel has
+     * a variant for few rows and one for many, of different bits, and chooses by this alone, however
+     * the call is cut into jobs. Less than n_tokens * n_group, or 0 for unknown: that is taken. */
     int64_t call_rows;
 };
 typedef void dcp__attn_fn(const struct dcp__attn_job *job);

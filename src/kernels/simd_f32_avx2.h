@@ -10,8 +10,8 @@
 
 #include "kernels/simd_f32_coef.h"
 
-/* Panels of 6 rows whose sums fit the registers beside VF_LANES others. */
-#define VF_FEW_PANELS 1
+/* Scores of few rows at a time: their sums fit beside keys and a row of q. */
+#define VF_FEW_DOTS 12
 /* Sums of values that fit beside a row and a weight. */
 #define VF_FEW_SUMS 12
 
@@ -296,6 +296,26 @@ static inline float vf_sum64(const vf x[8])
     const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
     const __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
+}
+
+/* out[i] = sum of 16 floats of which x[i] holds the two halves summed: then halves of 8, 4, 2. */
+static inline void vf_sums(const vf x[VF_LANES], float out[VF_LANES])
+{
+    vf y[4];
+    VF_UNROLL for (int j = 0; j < 4; j++)
+    {
+        y[j] = _mm256_add_ps(_mm256_permute2f128_ps(x[j], x[j + 4], 0x20),
+                             _mm256_permute2f128_ps(x[j], x[j + 4], 0x31));
+    }
+    VF_UNROLL for (int j = 0; j < 2; j++)
+    {
+        const __m256d a = _mm256_castps_pd(y[2 * j]);
+        const __m256d b = _mm256_castps_pd(y[2 * j + 1]);
+        y[j] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)),
+                             _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+    }
+    vf_store(out, _mm256_add_ps(_mm256_shuffle_ps(y[0], y[1], 0x88),
+                                _mm256_shuffle_ps(y[0], y[1], 0xdd)));
 }
 
 #endif

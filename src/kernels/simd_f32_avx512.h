@@ -9,8 +9,8 @@
 
 #include "kernels/simd_f32_coef.h"
 
-/* Panels of 6 rows whose sums fit the registers beside VF_LANES others. */
-#define VF_FEW_PANELS 2
+/* Scores of few rows at a time: their sums fit beside keys and a row of q. */
+#define VF_FEW_DOTS 16
 /* Sums of values that fit beside a row and a weight. */
 #define VF_FEW_SUMS 24
 
@@ -335,6 +335,37 @@ static inline float vf_sum64(const vf x[4])
     const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
     const __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
+}
+
+/* Steps of vf_sums: neighbouring halves, quarters, pairs, lanes of both. */
+static inline vf vf_fold_8(vf a, vf b)
+{
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+}
+static inline vf vf_fold_4(vf a, vf b)
+{
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+static inline vf vf_fold_2(vf a, vf b)
+{
+    const __m512d x = _mm512_castps_pd(a);
+    const __m512d y = _mm512_castps_pd(b);
+    return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+}
+static inline vf vf_fold_1(vf a, vf b)
+{
+    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+}
+/* out[i] = sum of 16 floats of which x[i] holds all: halves of 16, 8, 4, 2. */
+static inline void vf_sums(const vf x[VF_LANES], float out[VF_LANES])
+{
+    vf y[4];
+    VF_UNROLL for (int j = 0; j < 4; j++)
+    {
+        y[j] = vf_fold_4(vf_fold_8(x[j], x[j + 4]), vf_fold_8(x[j + 8], x[j + 12]));
+    }
+    vf_store(out, vf_fold_1(vf_fold_2(y[0], y[1]), vf_fold_2(y[2], y[3])));
 }
 
 #endif

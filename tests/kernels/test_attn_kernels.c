@@ -335,6 +335,7 @@ static void check_batching(struct fixture *f, const struct kernel *kernel)
         const int64_t nt = i == 0 ? 1 : pick(1, s->n_tokens - t0);
         const int64_t nj = i <= 1 ? 1 : pick(1, s->n_group - j0);
         struct dcp__attn_job job = f->job;
+        job.call_rows = s->n_tokens * s->n_group;
         job.n_tokens = nt;
         job.n_group = nj;
         job.lo += t0;

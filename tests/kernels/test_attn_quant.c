@@ -422,6 +422,7 @@ static void check_batching(struct fixture *f, const struct kernel *kernel)
     for (int i = 0; i < 3; i++) {
         const int64_t t0 = pick(0, s->n_tokens - 1), j0 = pick(0, s->n_group - 1);
         struct dcp__attn_job job = f->job;
+        job.call_rows = s->n_tokens * s->n_group;
         job.n_tokens = i == 0 ? 1 : pick(1, s->n_tokens - t0);
         job.n_group = i <= 1 ? 1 : pick(1, s->n_group - j0);
         job.lo += t0;
