@@ -477,7 +477,9 @@ dcp_status session_report(struct session *s, struct session_rank_report *reports
     mine.kv_tokens = dcp_local_length(session_length(s), s->model->kv_ranks, s->model->kv_rank,
                                       s->opts.interleave);
     mine.kv_bytes = dcp_cache_bytes(s->f.cache, -1);
-    mine.kv_huge_bytes = dcp_cache_huge_bytes(s->f.cache);
+    /* Of the cache's memory; pages that no sequence has yet are on huge pages like the others. */
+    const uint64_t huge_bytes = dcp_cache_huge_bytes(s->f.cache);
+    mine.kv_huge_bytes = huge_bytes < mine.kv_bytes ? huge_bytes : mine.kv_bytes;
     mine.weight_share_bytes = s->model->share_bytes;
     mine.weight_replicated_bytes = s->model->replicated_bytes;
     mine.weight_bytes = s->model->share_bytes + s->model->replicated_bytes;

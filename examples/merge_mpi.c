@@ -3,7 +3,7 @@
  * are read in place by the ranks of the same host; any other memory works, too. Between start and
  * wait this rank has time for something else.
  *
- *   mpicc.openmpi merge_mpi.c -ldcpattn -ldcpattn_mpi_openmpi -lm && mpirun -n 4 ./a.out [algo] */
+ *   cc merge_mpi.c $(pkg-config --cflags --libs dcpattn-openmpi) -lm && mpirun -n 4 ./a.out [algo] */
 #include <dcpattn/dcpattn.h>
 #include <dcpattn/mpi.h>
 

@@ -7,6 +7,9 @@
  *
  * In a program with a network of its own the table looks the same: a socket in the place of a pipe,
  * or a message library behind a buffer. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* pipe2 */
+#endif
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>

@@ -28,9 +28,10 @@ for n in 1 4; do
 done
 echo
 if cmp -s "$work/1.txt" "$work/4.txt"; then
-    echo "Both texts are the same: the merge is exact, and each of the four ranks held a quarter of the keys."
+    echo "Both texts are the same, and each of the four ranks held a quarter of the keys."
+    [ "$(nproc)" -ge 4 ] || echo "(Four ranks share $(nproc) cores here: their times are those of ranks that wait for a core.)"
 else
-    echo "The texts differ: that is a fault." >&2
+    echo "The texts differ: for this model and prompt that is a fault." >&2
     exit 1
 fi
 # Open MPI wants to be told where there are fewer cores than ranks, and that root is meant.

@@ -30,6 +30,7 @@ def main():
             assert n // RANKS <= row["kv_tokens"] <= n // RANKS + 2, row
             pages = -(-row["kv_tokens"] // PAGE_TOKENS)
             assert row["kv_bytes"] == pages * PAGE_TOKENS * token_bytes, row
+            assert 0 <= row["kv_huge_bytes"] <= row["kv_bytes"], row
             known = row["kv_bytes"] + row["weight_bytes"] + row["workspace_bytes"] + row["activation_bytes"]
             counted_rest, rest = row["peak_counted_bytes"] - known, row["peak_rss_bytes"] - known
             print(f"{n} tokens, rank {row['rank']}: {known} explained, {counted_rest} more counted, {rest} more resident")
