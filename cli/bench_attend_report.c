@@ -209,8 +209,9 @@ static void print_tables(const struct bench_lines *all)
     cell *cells = calloc((size_t)(all->n + 1) * N_TIMES, sizeof(*cells));
     if (cells == NULL) return;
     printf("ranks x threads; bound: %s; load %.1f\n", all->pinning, all->load_before);
-    printf("plain read %.1f GB/s; matrix peak on random data %.0f GFLOP/s (%s)\n", read_GBps(all),
-           all->roof_GFLOPs[all->best_unit], bench_roof_name(all->best_unit));
+    printf("plain read %.1f GB/s at best; %% read: median time of the read over median time\n"
+           "matrix peak on random data %.0f GFLOP/s (%s)\n",
+           read_GBps(all), all->roof_GFLOPs[all->best_unit], bench_roof_name(all->best_unit));
     for (int c = 0; c < N_TIMES; c++) snprintf(cells[c], TABLE_CELL_BYTES, "%s", times[c]);
     for (int i = 0; i < all->n; i++) put_times(&all->line[i], cells + (i + 1) * N_TIMES);
     table_print(stdout, all->n + 1, N_TIMES, cells);

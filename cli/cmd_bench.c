@@ -11,6 +11,8 @@
 #include "cli/bench_merge.h"
 #include "cli/common.h"
 #include "cli/json_out.h"
+#include "cli/launch.h"
+#include "cli/message.h"
 #include "cli/table.h"
 
 enum { MAX_SHAPES = 64, MAX_TYPES = 3 };
@@ -80,7 +82,8 @@ static const struct command_def bench_command = {
     "  busbw       GB/s: S / t x (N - 1) / N: what has to come from other ranks, whatever moved\n"
     "  x read      time over the best plain read loop over exactly the bytes that each rank must\n"
     "              read: its own rows of all partials\n"
-    "  speedup     the faster published form's median over this one's, same ranks, same run\n"
+    "  speedup     the faster published form's median over this one's, same ranks, same run; from\n"
+    "              two ranks on: one (the default) merges nothing\n"
     "  work        bytes of workspace that create reports; extra: counted allocator's high-water\n"
     "              mark over creation and runs; PSS: growth of the proportional set size; each "
     "the\n"
@@ -355,12 +358,14 @@ static void fill_row(const struct result_row *r, int n_ranks, char (*row)[TABLE_
     }
     if (r->row.has_run && r->has_read)
         snprintf(row[5], TABLE_CELL_BYTES, "%.2f", r->row.time.median_us / r->read.median_us);
-    if (r->speedup >= 0) snprintf(row[6], TABLE_CELL_BYTES, "%.2f", r->speedup);
+    if (r->speedup >= 0 && n_ranks > 1) snprintf(row[6], TABLE_CELL_BYTES, "%.2f", r->speedup);
     put_bytes(row[7], r->row.workspace_bytes);
     put_bytes(row[8], r->row.peak_extra_bytes);
     put_bytes(row[9], r->row.pss_growth_bytes);
     snprintf(row[10], TABLE_CELL_BYTES, "%lld", (long long)r->row.wrong);
 }
+
+static const char one_rank_text[] = "one rank merges nothing, it copies: -n 2 or more compares";
 
 /* A table for each shape and type: 100 columns of text at most. */
 static void print_table(dcp_group *g, const struct bench_values *v, const struct results *all)
@@ -372,8 +377,9 @@ static void print_table(dcp_group *g, const struct bench_values *v, const struct
     char(*cells)[TABLE_CELL_BYTES] =
         calloc((size_t)(all->n + 1) * N_COLUMNS, sizeof(char[TABLE_CELL_BYTES]));
     if (cells == NULL) return;
-    printf("%d ranks, %s, %s result, bound: %s\n", n, dcp_group_kind(g),
+    printf("%d rank%s, %s, %s result, bound: %s\n", n, message_s(n), dcp_group_kind(g),
            v->in_place ? "in place" : "contiguous", all->pinning);
+    if (n == 1) printf("%s\n", one_rank_text);
     if (all->read_GBps > 0)
         printf("plain read at the largest shape: %.1f GB/s, all ranks together (%s); load %.1f\n",
                all->read_GBps, all->read_name, all->load_before);
@@ -430,6 +436,8 @@ static int bench_rank_main(dcp_group *g, void *ctx)
     if (st != DCP_OK) {
         rc = rank_failed(g, st);
     } else if (dcp_group_rank(g) == 0) {
+        if (v->json && dcp_group_size(g) == 1)
+            fprintf(stderr, "dcp-attn bench merge: %s\n", one_rank_text);
         if (v->json)
             print_json(g, v, &all);
         else
@@ -482,12 +490,12 @@ enum { N_BENCHES = sizeof(benches) / sizeof(benches[0]) };
 int cmd_bench(int argc, char **argv)
 {
     static const char usage[] =
-        "Usage: dcp-attn bench merge|attend|extend|product|generate|oom [options]\n\n"
+        "Usage: dcp-attn bench merge|attend|extend|product|oom|generate [options]\n\n"
         "dcp-attn bench merge --help says more, and so on.\n";
     for (int i = 0; argc > 0 && i < N_BENCHES; i++)
         if (strcmp(argv[0], benches[i].name) == 0) return benches[i].run(argc - 1, argv + 1);
     if (argc > 0 && (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0)) {
-        fputs(usage, stdout);
+        if (launch_mpi_env_is_first()) fputs(usage, stdout);
         return finish_stdout(EXIT_DONE);
     }
     if (argc > 0)

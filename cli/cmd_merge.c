@@ -7,6 +7,7 @@
 #include "base/status_priv.h"
 #include "cli/common.h"
 #include "cli/json_out.h"
+#include "cli/launch.h"
 #include "cli/merge_compare.h"
 #include "cli/message.h"
 #include "cli/result_file.h"
@@ -343,6 +344,13 @@ int cmd_merge(int argc, char **argv)
     if (v.output == NULL && v.compare == NULL)
         return usage_error(&merge_command, "-o FILE must be given, or --compare FILE");
     v.files = argv;
+    const int world = launch_mpi_env_size();
+    char comm[16];
+    options_choice(COMM_CHOICES, v.rank.comm, comm, sizeof(comm));
+    if (world > 0 && world != v.n_files && (v.rank.comm == 0 || strcmp(comm, "mpi") == 0))
+        return usage_error(&merge_command,
+                           "%d file%s for %d rank%s of mpirun: there must be one file per rank",
+                           v.n_files, message_s(v.n_files), world, message_s(world));
     for (int i = 0; i < v.n_files; i++)
         if (would_replace(&merge_command, "-o", v.output, v.files[i])) return EXIT_USAGE;
     if (would_replace(&merge_command, "-o", v.output, v.sink) ||

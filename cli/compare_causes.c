@@ -6,6 +6,8 @@
 
 #include "cli/elements.h"
 
+static const double ln_2 = 0.693147180559945309;
+
 /* One row of one rank, as a mistake sees it. */
 struct part {
     bool is_empty;
@@ -57,9 +59,10 @@ static double power(const struct cause_rows *s, enum cause_kind kind, double x)
     return is_base_2 ? exp2(x) : exp(x);
 }
 
-/* The merged row under the mistake into to [dim]; weights [n_ranks] where wanted. */
-static void merge_row(const struct cause_rows *s, enum cause_kind kind, int a, int b, int row,
-                      double *to, double *weights)
+/* The merged row under the mistake into to [dim]; weights [n_ranks] where wanted. Returns its LSE,
+ * which is without the sink. */
+static double merge_row(const struct cause_rows *s, enum cause_kind kind, int a, int b, int row,
+                        double *to, double *weights)
 {
     double top = -INFINITY, sum = 0.0;
     const double sink = s->sink != NULL && kind != CAUSE_SINK_MISSING ? (double)s->sink[s->h[row]]
@@ -72,12 +75,16 @@ static void merge_row(const struct cause_rows *s, enum cause_kind kind, int a, i
         n_some++;
     }
     const bool has_some = n_some > 0;
+    const bool is_base_2 = (s->base == DCP_LSE_BASE_2) != (kind == CAUSE_BASE);
+    double lse = -(double)INFINITY;
     top = fmax(top, sink);
     for (int r = 0; r < s->n_ranks; r++) {
         const struct part p = part_of(s, kind, a, b, r, row);
         if (!p.is_empty)
             sum += power(s, kind, p.lse - top) * (kind == CAUSE_TWICE && r == a ? 2.0 : 1.0);
     }
+    if (has_some) lse = top + (is_base_2 ? log2(sum) : log(sum));
+    if (kind == CAUSE_LSE_OUT_BASE) lse *= is_base_2 ? ln_2 : 1.0 / ln_2;
     if (isfinite(sink))
         sum += power(s, kind, sink - top) * (kind == CAUSE_SINK_EACH ? s->n_ranks : 1);
     for (int64_t d = 0; to != NULL && d < s->dim; d++) to[d] = 0.0;
@@ -97,6 +104,7 @@ static void merge_row(const struct cause_rows *s, enum cause_kind kind, int a, i
     }
     for (int64_t d = 0; to != NULL && kind == CAUSE_RESULT_BF16 && d < s->dim; d++)
         to[d] = element_round(DCP_BF16, to[d]);
+    return lse;
 }
 
 void cause_weights(const struct cause_rows *s, int64_t t, int64_t h, double *weights)
@@ -106,7 +114,7 @@ void cause_weights(const struct cause_rows *s, int64_t t, int64_t h, double *wei
     one.t = &t;
     one.h = &h;
     one.dim = 0;
-    merge_row(&one, CAUSE_NONE, 0, 0, 0, NULL, weights);
+    (void)merge_row(&one, CAUSE_NONE, 0, 0, 0, NULL, weights);
 }
 
 bool cause_applies(const struct cause_rows *s, enum cause_kind kind)
@@ -124,18 +132,32 @@ bool cause_applies(const struct cause_rows *s, enum cause_kind kind)
     case CAUSE_REPLACED:
     case CAUSE_NO_WEIGHTS:
         return s->n_ranks > 1;
+    case CAUSE_LSE_OUT_BASE:
+        return s->other_lse != NULL;
     default:
         return true;
     }
 }
 
-double cause_distance(const struct cause_rows *s, enum cause_kind kind, int a, int b)
+static double lse_distance(const struct cause_rows *s, double got, double there)
 {
-    double worst = 0.0;
-    for (int row = 0; row < s->n_rows && worst <= 1e6; row++) {
+    if (got == there) return 0.0; /* infinities too */
+    const double distance =
+        fabs(got - there) / (2.0 * s->lse_rtol * fmax(1.0, fabs(there)) + 1e-30);
+    return isnan(distance) ? (double)INFINITY : distance;
+}
+
+struct cause_distance cause_distance(const struct cause_rows *s, enum cause_kind kind, int a, int b)
+{
+    double worst = 0.0, worst_lse = 0.0;
+    /* A mistake that does not give out is none, whatever its LSEs; those of the right result count
+     * alone as well. */
+    for (int row = 0; row < s->n_rows && (worst <= 1e6 || kind == CAUSE_NONE); row++) {
         double *got = s->work + (int64_t)row * s->dim;
         const float *other = s->other + (int64_t)row * s->dim;
-        merge_row(s, kind, a, b, row, got, NULL);
+        const double lse = merge_row(s, kind, a, b, row, got, NULL);
+        if (s->other_lse != NULL)
+            worst_lse = fmax(worst_lse, lse_distance(s, lse, (double)s->other_lse[row]));
         double top = 0.0;
         for (int64_t d = 0; d < s->dim; d++) {
             if (isfinite(other[d])) top = fmax(top, fabs((double)other[d]));
@@ -154,5 +176,5 @@ double cause_distance(const struct cause_rows *s, enum cause_kind kind, int a, i
             if (!(distance <= worst)) worst = isnan(distance) ? (double)INFINITY : distance;
         }
     }
-    return worst;
+    return (struct cause_distance){worst, worst_lse};
 }

@@ -13,15 +13,17 @@ struct cause_rows {
     int n_ranks, n_rows;
     int64_t n_tokens, n_heads, dim;
     dcp_lse_base base;
-    const float *sink;     /* [H] or NULL */
-    const int64_t *t, *h;  /* [n_rows] */
-    const float *payload;  /* [n_ranks][n_rows][dim] */
-    const float *lse;      /* [n_ranks][T][H], as in the files */
-    const int64_t *kv_len; /* [n_ranks][T] or NULL */
-    const float *other;    /* [n_rows][dim], the other result */
-    dcp_dtype type;        /* the coarser of both results */
-    double rtol, atol;     /* as in compare_report */
-    double *work;          /* [n_rows][dim] */
+    const float *sink;      /* [H] or NULL */
+    const int64_t *t, *h;   /* [n_rows] */
+    const float *payload;   /* [n_ranks][n_rows][dim] */
+    const float *lse;       /* [n_ranks][T][H], as in the files */
+    const int64_t *kv_len;  /* [n_ranks][T] or NULL */
+    const float *other;     /* [n_rows][dim], the other result */
+    dcp_dtype type;         /* the coarser of both results */
+    const float *other_lse; /* [n_rows] or NULL: the other result has none */
+    double rtol, atol;      /* as in compare_report */
+    double lse_rtol;        /* of LSEs, times at least 1 */
+    double *work;           /* [n_rows][dim] */
 };
 
 enum cause_kind {
@@ -41,14 +43,19 @@ enum cause_kind {
     CAUSE_LSE_BF16,
     CAUSE_PAYLOAD_BF16,
     CAUSE_RESULT_BF16,
+    CAUSE_LSE_OUT_BASE, /* out as declared, the merged LSE in the other base */
     CAUSE_COUNT
 };
 
 /* Weights of the ranks at (t, h) as declared, 0 for empty ones; [n_ranks]. */
 void cause_weights(const struct cause_rows *rows, int64_t t, int64_t h, double *weights);
-/* How far the other result is from what the mistake gives: the largest error over the sampled rows
- * in units of what is allowed. Not above 1: the mistake explains it. */
-double cause_distance(const struct cause_rows *rows, enum cause_kind kind, int a, int b);
+/* How far the other result is from what the mistake gives: the largest errors over the sampled rows
+ * in units of twice what a right result may differ by. Not above 1: the mistake explains them. */
+struct cause_distance {
+    double out, lse; /* lse is 0 where the other result has none */
+};
+struct cause_distance cause_distance(const struct cause_rows *rows, enum cause_kind kind, int a,
+                                     int b);
 /* False where the mistake makes no sense for these rows (a sink without a sink). */
 bool cause_applies(const struct cause_rows *rows, enum cause_kind kind);
 

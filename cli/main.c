@@ -19,7 +19,7 @@ static const struct {
     {"tokenize", "token ids and pieces of a text", cmd_tokenize},
     {"merge", "merge dumped partial attention results, one file per rank", cmd_merge},
     {"attend", "sharded attention over dumped q, k, v", cmd_attend},
-    {"bench", "time the merge beside the published form, and a model at several depths", cmd_bench},
+    {"bench", "time what there is: merge, attend, extend, product, oom, generate", cmd_bench},
     {"info", "build, CPU, kernels chosen and why, topology, group backends", cmd_info},
 };
 

@@ -151,7 +151,7 @@ static dcp_status compare_part(dcp_group *g, const struct compare_input *in,
 struct samples {
     struct cause_rows rows;
     int64_t t[SAMPLED_ROWS], h[SAMPLED_ROWS];
-    float *payload, *lse, *other;
+    float *payload, *lse, *other, *other_lse;
     int64_t *kv_len;
 };
 
@@ -218,14 +218,21 @@ static dcp_status take_samples(const struct compare_input *in, const struct othe
     DCP_TRY(dcp__alloc_array((size_t)c->n_rows, (size_t)in->dim * sizeof(double), "rows recomputed",
                              &mem));
     c->work = mem;
+    if (o->lse != NULL) {
+        DCP_TRY(dcp__alloc_array((size_t)c->n_rows, sizeof(float), "LSEs to explain", &mem));
+        s->other_lse = mem;
+    }
     for (int r = 0; r < n; r++) DCP_TRY(read_partial(in, s, r));
     for (int i = 0; i < c->n_rows; i++)
         DCP_TRY(st_read_f32(o->file, o->out, (s->t[i] * in->n_heads + s->h[i]) * in->dim, in->dim,
                             s->other + (int64_t)i * in->dim));
+    for (int i = 0; i < c->n_rows && o->lse != NULL; i++)
+        DCP_TRY(st_read_f32(o->file, o->lse, s->t[i] * in->n_heads + s->h[i], 1, s->other_lse + i));
     c->payload = s->payload;
     c->lse = s->lse;
     c->kv_len = s->kv_len;
     c->other = s->other;
+    c->other_lse = s->other_lse;
     c->t = s->t;
     c->h = s->h;
     return DCP_OK;
@@ -236,6 +243,7 @@ static void give_back(struct samples *s)
     dcp__free(s->payload);
     dcp__free(s->lse);
     dcp__free(s->other);
+    dcp__free(s->other_lse);
     dcp__free(s->kv_len);
     dcp__free(s->rows.work);
 }
@@ -301,6 +309,14 @@ static void say(struct compare_report *rep, const struct compare_input *in, enum
     case CAUSE_RESULT_BF16:
         guess(rep, "the other result was rounded to bf16");
         break;
+    case CAUSE_LSE_OUT_BASE:
+        if (in->base == DCP_LSE_BASE_2)
+            guess(rep, "the other result's LSEs are in base e (those of base 2 times ln 2); this "
+                       "run was told base 2 and writes base 2");
+        else
+            guess(rep, "the other result's LSEs are in base 2 (those of base e divided by ln 2); "
+                       "this run was told base e and writes base e");
+        break;
     case CAUSE_NONE:
     case CAUSE_COUNT:
         break;
@@ -323,14 +339,27 @@ static void look_for_doubles(const struct compare_input *in, const struct sample
     }
 }
 
-static void try_causes(const struct compare_input *in, const struct samples *s,
-                       struct compare_report *rep)
+/* This run is at fault only in what differs and is, in double, the other's: half a distance is all
+ * that a right result may differ by. True if nothing is left to explain. */
+static bool is_own_fault(const struct samples *s, struct compare_report *rep, bool *out_is_told)
+{
+    const struct cause_distance d = cause_distance(&s->rows, CAUSE_NONE, 0, 0);
+    const bool out_differs = rep->n_beyond > 0, lse_differs = rep->n_lse_beyond > 0;
+    const bool is_out = out_differs && d.out <= 0.5, is_lse = lse_differs && d.lse <= 0.5;
+    if (is_out || is_lse)
+        guess(rep, "in double, merging these files gives the other result%s: a fault of this run",
+              is_out == out_differs && is_lse == lse_differs ? ""
+              : is_out                                       ? "'s out"
+                                                             : "'s LSEs");
+    *out_is_told = is_out || !out_differs;
+    return is_out == out_differs && is_lse == lse_differs;
+}
+
+/* Causes that give both out and LSE, or, with out_alone, those that give out alone. */
+static void say_causes(const struct compare_input *in, const struct samples *s,
+                       struct compare_report *rep, bool out_alone)
 {
     const int n = s->rows.n_ranks;
-    if (cause_distance(&s->rows, CAUSE_NONE, 0, 0) <= 1.0) {
-        guess(rep, "in double, merging these files gives the other result: a fault of this run");
-        return;
-    }
     for (int kind = CAUSE_NONE + 1; kind < CAUSE_COUNT; kind++) {
         const enum cause_kind k = (enum cause_kind)kind;
         if (!cause_applies(&s->rows, k)) continue;
@@ -338,10 +367,22 @@ static void try_causes(const struct compare_input *in, const struct samples *s,
         for (int a = 0; a < (has_a ? n : 1); a++) {
             for (int b = 0; b < (k == CAUSE_REPLACED ? n : 1); b++) {
                 if (k == CAUSE_REPLACED && a == b) continue;
-                if (cause_distance(&s->rows, k, a, b) <= 1.0) say(rep, in, k, a, b);
+                const struct cause_distance d = cause_distance(&s->rows, k, a, b);
+                if (d.out <= 1.0 && (out_alone || d.lse <= 1.0)) say(rep, in, k, a, b);
             }
         }
     }
+}
+
+static void try_causes(const struct compare_input *in, const struct samples *s,
+                       struct compare_report *rep)
+{
+    bool out_is_told = false;
+    if (is_own_fault(s, rep, &out_is_told)) return;
+    const int n_before = rep->n_guesses;
+    say_causes(in, s, rep, false);
+    /* Its LSEs may be wrong in a way of their own; where out agrees, they are what must be told. */
+    if (rep->n_guesses == n_before && !out_is_told) say_causes(in, s, rep, true);
 }
 
 /* Rank 0 alone. Only the files it can read help; without them there are no weights and guesses. */
@@ -359,9 +400,13 @@ static dcp_status diagnose(const struct compare_input *in, const struct other_fi
     s.rows.type = rep->type;
     s.rows.rtol = rep->rtol;
     s.rows.atol = rep->atol;
+    if (o->lse != NULL) s.rows.lse_rtol = fmax(type_rtol(st_to_dcp(o->lse->dtype)), rep->rtol);
     add_sample(&s, rep->out.t, rep->out.h);
-    for (int r = 0; r < n && s.rows.n_rows < SAMPLED_ROWS / 2; r++)
+    add_sample(&s, rep->lse.t, rep->lse.h);
+    for (int r = 0; r < n && s.rows.n_rows < SAMPLED_ROWS / 2; r++) {
         add_sample(&s, all[r].out.t, all[r].out.h);
+        add_sample(&s, all[r].lse.t, all[r].lse.h);
+    }
     const int64_t n_all = in->n_tokens * in->n_heads;
     int64_t most = most_sampled / (n * (in->dim > 0 ? in->dim : 1)) + 1;
     if (most > SAMPLED_ROWS) most = SAMPLED_ROWS;

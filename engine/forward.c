@@ -105,6 +105,8 @@ static void begin_chunk(struct forward *f, int64_t n, int64_t pos0, bool needs_a
     for (int i = 0; i < m->cfg.n_ropes; i++) f->cos_sin_row0[i] = -1;
 }
 
+/* Tables are known by their first row alone: before attention every tile of a chunk that begins there
+ * has the same rows, and that is where turns are needed. */
 const float *forward_angles(struct forward *f, int i)
 {
     const struct model_config *c = &f->model->cfg;

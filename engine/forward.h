@@ -100,7 +100,7 @@ struct forward {
     float *up;     /* (B, ffn_r) */
     float *logits; /* (logit_rows, vocab) group memory, gathered */
     int64_t logit_rows;
-    double *turns[MAX_ROPES];        /* (rope_dims) what an angle table is made from */
+    double *turns[MAX_ROPES];        /* [rope_dims / 2, 2], see ew_rope_turns */
     float *cos_sin[MAX_ROPES];       /* (B, rope_dims) the angles of a tile's positions ... */
     int64_t cos_sin_row0[MAX_ROPES]; /* ... which begins at this row of the chunk; -1 none */
     int32_t *slots;                  /* (B) row of each token's embedding in the packed gather */

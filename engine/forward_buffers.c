@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The buffers of the forward pass: sizes as in forward.h, nothing allocated while it runs. One list
  * says what there is; its bytes can be had without taking them. */
+#include <assert.h>
 #include <string.h>
 
 #include "base/alloc_priv.h"
 #include "base/status_priv.h"
 #include "engine/forward_priv.h"
 
-/* (n, width) of four bytes each; in group memory where peers read it. */
+/* (n, width) of four bytes each (a double is two); in group memory where peers read it. */
 struct buffer {
     void *place; /* float **, int32_t ** or double ** */
     int64_t n, width;
@@ -22,6 +23,7 @@ struct buffer_list {
 
 static void add(struct buffer_list *list, void *place, int64_t n, int64_t width, bool is_shared)
 {
+    assert(list->n < MAX_BUFFERS);
     if (width > 0) list->items[list->n++] = (struct buffer){place, n, width, is_shared};
 }
 

@@ -57,11 +57,11 @@ def section(runs, models):
     peaks = ", ".join(f"{k} {v:,.0f}" for k, v in m["peaks_GFLOPs"].items())
     out = [BEGIN, "", "## Attention and products", "",
            f"{m['cpu']}, {m['cpus_usable']} usable CPUs{'; ' + m['not_higher'] if m['not_higher'] else ''}; commit {commit()}, "
-           f"{datetime.date.today().isoformat()}; load {m['load_before']:.1f} before the first run. Plain read {m['read_GBps']:.1f} GB/s; multiply-adds on "
+           f"{datetime.date.today().isoformat()}; load {m['load_before']:.1f} before the first run. Plain read {m['read_GBps']:.1f} GB/s at best; multiply-adds on "
            f"random data, GFLOP/s: {peaks}.", "",
            "`make bench-attend` writes this section. Attention, plain reads of the same bytes and the loop that shows the matrix peak take turns in the same "
            "rounds, on the same CPUs; an iteration's time is its slowest rank's. Keys lie in as many copies as make 1 GiB, so that each run reads memory. "
-           "*of plain read*: time of the best plain read of all ranks' keys and values (of the matrix) over the time. *of matrix peak*: "
+           "*of plain read*: median time of a plain read of all ranks' keys and values (of the matrix), the faster of its loops, over the median time. *of matrix peak*: "
            "multiply-adds per second over the best of the machine's units. *error*: the largest of sampled outputs against an oracle in double, over the "
            "largest value (products: over their rms); *wrong*: elements beyond what the arithmetic allows. Memory: the largest rank's, beyond its "
            "queries, keys and result. Where ranks outnumber the CPUs, times hold the scheduler's turns as well; median over min tells the noise.", "",

@@ -16,8 +16,8 @@ ATTN_INLINE int64_t bytes_of(dcp_dtype dtype)
 {
     return attn_elem_bytes(dtype);
 }
-/* int8 and fp8: what loads give is a power of two off; the scales, which meet the scores and the
- * weights in attn_softmax_tpl.h, make up for it (find_scales). */
+/* int8 and fp8: what loads give is a power of two off, but for whole vectors of int8; the scales,
+ * which meet the scores and the weights in attn_softmax_tpl.h, make up for it (find_scales). */
 ATTN_INLINE bool has_scales(dcp_dtype dtype)
 {
     return dtype == DCP_I8 || dtype == DCP_FP8_E4M3;

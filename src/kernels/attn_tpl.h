@@ -64,9 +64,9 @@ struct tile {
     /* Natural units per unit of z: what scale2 stands for over what it is after rounding. That
      * rounding would else grow with the scores in the LSE. */
     double unit;
-    float *q;                   /* [ceil(n_rows / MR)][dk][MR]; few rows: few_q_at */
-    float *o;                   /* [n_rows][dv_pad], relative to 2^max */
-    float *s;                   /* [n_rows][KEYS]; few rows: two of them */
+    float *q; /* [ceil(n_rows / MR)][dk][MR]; few rows: few_q_at */
+    float *o; /* [n_rows][dv_pad], relative to 2^max */
+    float *s; /* [n_rows][KEYS]; few rows: two of [FEW_ROWS][KEYS], few_rows of each written */
     float *max, *sum, *sum_low; /* [n_rows] */
     float *packed;              /* [CHUNK][PANEL] of keys, [KEYS][PANEL] of values */
     float *share;               /* few rows: [n_rows][dv_pad], a block's part of o */

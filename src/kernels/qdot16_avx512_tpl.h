@@ -31,7 +31,8 @@
 
 enum { NEAR = 3072, FAR = 8192 };
 
-/* What lies ahead of bytes begin, a multiple of 64, to end at p; to the nearest number of lines.
+/* Asks for what lies NEAR and FAR ahead of bytes [begin, end) of p; begin is a multiple of 64, and
+ * their number is rounded to lines.
  * always_inline: gcc deduces that a function which only prefetches does nothing, and drops calls.
  */
 static inline __attribute__((always_inline)) void prefetch(const uint8_t *p, int begin, int end)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of `bench merge` and `merge --compare`; test_cli.py runs them."""
-import array, json, math, os, random, shutil, struct, subprocess, tempfile, unittest
+import array, json, math, os, random, re, shutil, struct, subprocess, tempfile, unittest
 
 EXE = None  # set by test_cli.py
 
@@ -75,6 +75,21 @@ class Bench(unittest.TestCase):
         for word in ("x read", "speedup", "work", "direct", "wrong", "plain read"):
             self.assertIn(word, out)
         self.assertLessEqual(max(len(line) for line in out.splitlines()), 100)
+        self.assertIn("2 ranks, ", out)
+        self.assertNotIn("merges nothing", out)
+
+    def test_one_rank_compares_nothing(self):
+        args = ("bench", "merge", "--iters", "2", "--shape", "1,2,8")
+        rc, out, err = run(*args)
+        self.assertEqual((rc, err), (0, ""))
+        self.assertTrue(out.startswith("1 rank, "), out)
+        self.assertIn("one rank merges nothing, it copies: -n 2 or more compares", out)
+        head, direct = next(line for line in out.splitlines() if "speedup" in line), next(line for line in out.splitlines() if line.split()[:1] == ["direct"])
+        self.assertEqual(direct[:head.index("speedup") + len("speedup")].split()[-1], "-", out)
+        rc, out, err = run(*args, "--json")
+        self.assertEqual(rc, 0)
+        self.assertEqual(err, "dcp-attn bench merge: one rank merges nothing, it copies: -n 2 or more compares\n")
+        self.assertEqual({r["ranks"] for r in json.loads(out)["rows"]}, {1})
 
     def test_usage(self):
         for args, word in ((["--shape", "1,2"], "--shape"), (["--shape", "1,0,3"], "--shape"), (["--dtype", "f64"], "'f64'"),
@@ -85,7 +100,13 @@ class Bench(unittest.TestCase):
             self.assertIn(word, err)
         self.assertEqual(run("bench")[0], 2)
         self.assertEqual(run("bench", "walk")[0], 2)
-        self.assertEqual(run("bench", "--help")[0], 0)
+        said = run("bench")[2]
+        self.assertEqual(run("bench", "--help"), (0, said, ""))
+        for name in ("merge", "attend", "extend", "product", "oom", "generate"):
+            self.assertIn(name, said)
+            self.assertIn(name, re.search(r"^  bench((.|\n   )*)", run("--help")[1], re.M).group(1))
+        for rc, out, err in mpi_runs("-n", "2", EXE, "bench", "--help"):
+            self.assertEqual((rc, out.count("Usage:")), (0, 1), err)
         self.assertIn("busbw", run("bench", "merge", "--help")[1])
 
 
@@ -203,7 +224,44 @@ class Compare(unittest.TestCase):
         said = self.compare((merged, lse))
         self.assertEqual((said["within"], said["beyond"], said["lse_beyond"]), (False, 0, 1))
         self.assertEqual((said["lse"]["token"], said["lse"]["head"]), (2, 1))
+        self.assertEqual(said["guesses"], [])
         self.assertTrue(self.compare((merged, lse), with_lse=False)["within"])
+
+    def test_wrong_lse_beside_many_rows(self):
+        """The row of the wrong LSE is looked at, however many there are."""
+        tokens, dim = 99, 2
+        rng, files = random.Random(7), []
+        outs, lses = [[[f32(rng.uniform(-2, 2)) for _ in range(n)] for _ in range(2)] for n in (tokens * dim, tokens)]
+        for r in range(2):
+            files.append(self.path(f"long{r}"))
+            write(files[-1], out=("F32", [tokens, 1, dim], outs[r]), lse=("F32", [tokens, 1], lses[r]))
+        e = [[math.exp(x) for x in lse] for lse in lses]
+        out = [(e[0][i // dim] * outs[0][i] + e[1][i // dim] * outs[1][i]) / (e[0][i // dim] + e[1][i // dim]) for i in range(tokens * dim)]
+        for at in range(0, tokens, 7):
+            lse = [math.log(x + y) for x, y in zip(*e)]
+            lse[at] += 0.5
+            write(self.path("long"), out=("F32", [tokens, 1, dim], out), lse=("F32", [tokens, 1], lse))
+            rc, text, err = run("merge", "--lse-base", "e", "--json", "--compare", self.path("long"), *files)
+            said = json.loads(text)["compare"]
+            self.assertEqual((rc, said["beyond"], said["lse_beyond"], said["lse"]["token"], said["guesses"]), (1, 0, 1, at, []), err)
+
+    def test_lse_in_the_other_base(self):
+        """Only the LSEs differ: never this run's fault."""
+        for base, power, log, words in (("2", lambda x: 2.0 ** x, math.log, "LSEs are in base e"), ("e", math.exp, math.log2, "LSEs are in base 2")):
+            said = self.guessed(words, self.merged(power=power, log=log), "--lse-base", base)
+            self.assertEqual((said["beyond"], len(said["guesses"])), (0, 1), said)
+            self.assertGreater(said["lse_beyond"], 0)
+
+    def test_both_wrong_in_other_rows(self):
+        merged, lse = self.merged()
+        merged[0] = math.inf
+        lse[7] += 1
+        said = self.compare((merged, lse))
+        self.assertEqual((said["beyond"] > 0, said["lse_beyond"], said["guesses"]), (True, 1, []))
+
+    def test_mistake_with_a_wrong_lse(self):
+        merged, lse = self.merged(counts=[1, 2, 1])
+        self.guessed("counts rank 1", (merged, [x + 1 for x in lse]))
 
     def test_other_base(self):
         self.guessed("in base 2", self.merged(power=lambda x: 2.0 ** x, log=math.log2))

@@ -78,8 +78,10 @@ class BenchAttend(unittest.TestCase):
     def test_table(self):
         rc, out, err = run("bench", "attend", *SMALL, "--keys", "100", "-n", "1,2", "-t", "1")
         self.assertEqual(rc, 0, err)
-        for word in ("% read", "% peak", "g/p/m", "workspace", "mla-decode", "Q8_0", "wrong"):
+        for word in ("% peak", "g/p/m", "workspace", "mla-decode", "Q8_0", "wrong", " GB/s at best; % read: median time of the read over median time"):
             self.assertIn(word, out)
+        for what in ("attend", "extend", "product"):
+            self.assertRegex(run("bench", what, "--help")[1], r"% read +median time of a plain read(.|\n)*over the median\s+time")
         self.assertLessEqual(max(map(len, out.splitlines())), 100)
 
     def test_mpi(self):

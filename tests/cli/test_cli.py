@@ -190,6 +190,13 @@ class Surroundings(unittest.TestCase):
             self.assertNotEqual(rc, 0)
             self.assertEqual(err.count("cannot open"), 1, err)
 
+    def test_files_and_ranks_match(self):
+        for rc, out, err in mpi_runs("-n", "3", EXE, "merge", "--lse-base", "e", "-o", self.out, "a", "b"):
+            self.assertEqual(out, "")
+            self.assertNotEqual(rc, 0)
+            self.assertEqual(err.count("2 files for 3 ranks of mpirun: there must be one file per rank"), 1, err)
+            self.assertNotIn("-n out", err)
+
     def test_binding_of_one(self):
         """Threads that only one rank cannot have: all leave together, and it is that rank that says so."""
         model = os.path.join(ROOT, "tests", "data", "gguf", "llama-f32.gguf")
