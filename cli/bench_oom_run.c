@@ -387,7 +387,10 @@ dcp_status oom_run(dcp_group *g, const struct oom_case *c, struct oom_report *re
     r.values = mem;
     r.notes = (struct note *)(r.values + r.n);
     const bool has_cgroup = c->cap_bytes > 0 && oom_cgroup_enter(c->cap_bytes, text, sizeof(text));
-    dcp__alloc_set_limit((size_t)c->cap_bytes);
+    /* A limit from outside (DCP_ATTN_MEMORY_LIMIT) stands; the cap only lowers it. */
+    const size_t limit_before = dcp__alloc_limit();
+    if (c->cap_bytes > 0 && (limit_before == 0 || (size_t)c->cap_bytes < limit_before))
+        dcp__alloc_set_limit((size_t)c->cap_bytes);
     if (r.rank == 0) {
         report->c = *c;
         report->n_ranks = r.n;
@@ -407,7 +410,7 @@ dcp_status oom_run(dcp_group *g, const struct oom_case *c, struct oom_report *re
     dcp__free(r.lse);
     dcp__free(r.result);
     dcp__free(r.q);
-    dcp__alloc_set_limit(0);
+    dcp__alloc_set_limit(limit_before);
     if (has_cgroup) oom_cgroup_leave();
     /* Who fails alone must not wait for the others here: then it goes with the group. */
     if (st == DCP_OK || r.is_agreed) dcp_group_free(g, r.values);

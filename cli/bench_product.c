@@ -162,8 +162,8 @@ static dcp_status run_product(void *ctx, double *us_out)
 
 /* ---- the case ---- */
 
-/* Sampled rows, dequantised alone and multiplied in double; errors are shares of the rms of their
- * results. Allowed: activations rounded to 16 bits in blocks, off by 2e-5 in the rms and some four
+/* Sampled rows, dequantised alone and multiplied in double; errors are shares of the rms that sums of
+ * such terms have (not of the sums: those of a few rows may all be near 0). Allowed: activations rounded to 16 bits in blocks, off by 2e-5 in the rms and some four
  * times that in the worst row (8 bits would be off by a hundred times as much), or float32's own
  * rounding. */
 static dcp_status check(struct bench *b, struct bench_line *line)
@@ -175,9 +175,12 @@ static dcp_status check(struct bench *b, struct bench_line *line)
         const int64_t at = n == 1 ? 0 : i * (w->n_rows - 1) / (n - 1);
         DCP_TRY(linear_row(b->linear, w, at, b->row));
         double sum = 0.0;
-        for (int64_t j = 0; j < w->k; j++) sum += (double)b->row[j] * (double)b->x[j];
+        for (int64_t j = 0; j < w->k; j++) {
+            const double term = (double)b->row[j] * (double)b->x[j];
+            sum += term;
+            squares += term * term;
+        }
         off[i] = fabs((double)b->y[at] - sum);
-        squares += sum * sum;
     }
     const double rms = n > 0 ? sqrt(squares / (double)n) : 0.0;
     for (int64_t i = 0; i < n; i++) {

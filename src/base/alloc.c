@@ -186,3 +186,9 @@ void dcp__alloc_set_limit(size_t n_bytes)
 {
     atomic_store_explicit(&limit_bytes, n_bytes, memory_order_relaxed);
 }
+
+size_t dcp__alloc_limit(void)
+{
+    (void)pthread_once(&env_once, read_env_limit);
+    return atomic_load_explicit(&limit_bytes, memory_order_relaxed);
+}

@@ -28,6 +28,7 @@ size_t dcp__alloc_calls(void); /* number of allocations ever */
 void dcp__alloc_reset_peak(void);
 /* 0 = none. DCP_ATTN_MEMORY_LIMIT sets it from outside at the first allocation. */
 void dcp__alloc_set_limit(size_t n_bytes);
+size_t dcp__alloc_limit(void);
 
 bool dcp__mul_overflow(size_t a, size_t b, size_t *product_out);
 bool dcp__add_overflow(size_t a, size_t b, size_t *sum_out);

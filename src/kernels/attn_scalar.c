@@ -14,6 +14,7 @@
  * Cost n_rows * n_visible * (dk + dv) multiply-adds. Scratch: dv floats. K and V are read once a
  * row. */
 #include <assert.h>
+#include <float.h>
 #include <math.h>
 
 #include "kernels/attn_view.h"
@@ -95,8 +96,8 @@ static inline void attend_row(const struct dcp__attn_job *job, int64_t t, int64_
     float *const out = job->out + t * job->out_token_stride + j * job->out_head_stride;
     float *const lse = job->lse + t * job->lse_token_stride + j * job->lse_head_stride;
     struct block block;
-    /* Below every finite score, so that the first block needs no case of its own. */
-    struct row_state state = {-1e30f, 0.0f, 0.0f};
+    /* No finite score is below it, so that the first block needs no case of its own. */
+    struct row_state state = {-FLT_MAX, 0.0f, 0.0f};
     int64_t lo;
     int64_t hi;
     attn_row_range(job, t, &lo, &hi);

@@ -26,6 +26,7 @@
 #define DCP_KERNELS_ATTN_TPL_H
 
 #include <assert.h>
+#include <float.h>
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
@@ -212,7 +213,7 @@ static void tile_begin(struct tile *tile)
             tile->lo = attn_min(tile->lo, tile->row_lo[r]);
             tile->hi = attn_max(tile->hi, tile->row_hi[r]);
         }
-        tile->max[r] = -1e30f; /* below every finite score: the first block needs no case */
+        tile->max[r] = -FLT_MAX; /* no score is below it: the first block needs no case */
         tile->sum[r] = 0.0f;
         tile->sum_low[r] = 0.0f;
     }

@@ -70,6 +70,13 @@ class BenchAttend(unittest.TestCase):
             self.assertEqual([r["dtype"] for r in rows], list(types))
             self.assertEqual({(r["case"], r["keys"], r["exact"]) for r in rows}, {("product", None, bool(exact))})
 
+    def test_product_of_a_row(self):
+        """The results of one row or a few may all be near 0: errors are shares of what they could be."""
+        for options in (("Q4_K,Q5_K", "2304", "1K", "-n", "1"), ("Q4_0", "1280", "1K", "-n", "3")):
+            rc, out, err = run("bench", "product", "--types", options[0], "--product-k", options[1], "--product-bytes", options[2], *options[3:], "-t", "1", "--iters", "0", "--json")
+            self.assertEqual(rc, 0, err)
+            self.assertEqual({r["wrong"] for r in json.loads(out)["rows"]}, {0})
+
     def test_memory_only(self):
         rows = self.bench("extend", "--case", "mla-extend", "--keys", "300", "--tokens", "64", "--iters", "0", ran=False)
         self.assertIsNone(rows[0]["time_us"]["min"])
@@ -178,6 +185,13 @@ class BenchOom(unittest.TestCase):
             self.assertEqual((out, err.count("dcp-attn: ")), ("", 1), err)
             self.assertIn("dcp-attn: rank 1: q, result and keys of a rank: ", err)
             self.assertNotIn("abort(", err.lower())
+
+    def test_limit_from_outside(self):
+        """DCP_ATTN_MEMORY_LIMIT stands, whatever the cap."""
+        for cap in ("--no-cap", "--cap=1G"):
+            rc, out, err = run(*SMALL_OOM, cap, env={"DCP_ATTN_MEMORY_LIMIT": "20K"})
+            self.assertEqual((rc, out), (1, ""))
+            self.assertIn("of the limit of 20480", err)
 
     def test_world(self):
         """The launcher says how many ranks there are."""

@@ -87,8 +87,8 @@ static void test_huge_scores(void **state)
     (void)state;
     struct dcp__cpu cpu;
     dcp__cpu_detect(&cpu);
-    static const float sizes[] = {1e3f,  1e5f,  7e5f,  1e6f,  3e7f,   1e9f, 1.7e12f,
-                                  1e20f, 1e30f, -1e5f, -1e9f, -1e25f, 0.0f};
+    static const float sizes[] = {1e3f,  1e5f,  7e5f,  1e6f,  3e7f,   1e9f,   1.7e12f, 1e20f,
+                                  1e30f, 1e36f, -1e5f, -1e9f, -1e25f, -1e30f, -1e36f,  0.0f};
     int n = 0;
     for (int isa = DCP_ISA_SCALAR; isa <= (int)DCP_ISA_AVX512; isa++) {
         if (isa > (int)dcp__cpu_best_isa(&cpu)) continue;
