@@ -364,10 +364,19 @@ dcp_status dcp__merge_send(struct dcp_merge *m, struct dcp__merge_run *run, unsi
     return dcp__group_exchange_start(m->g, slot, m->sends, n_sends, m->recvs, n_recvs);
 }
 
+struct dcp__merge_block dcp__merge_block_at(const struct dcp_merge *m,
+                                            const struct dcp__merge_run *run, int rank,
+                                            int64_t step)
+{
+    const bool is_backward = m->shape.algo == DCP_MERGE_ALLTOALL;
+    return dcp__merge_block_step(&m->shape, run->n_tokens, rank,
+                                 is_backward ? run->n_steps - 1 - step : step);
+}
+
 struct dcp__merge_block dcp__merge_step_block(const struct dcp_merge *m,
                                               const struct dcp__merge_run *run, int rank)
 {
-    return dcp__merge_block_step(&m->shape, run->n_tokens, rank, run->step);
+    return dcp__merge_block_at(m, run, rank, run->step);
 }
 
 dcp_status dcp__merge_sync_start(struct dcp_merge *m, struct dcp__merge_run *run, const void *own,

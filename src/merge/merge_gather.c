@@ -51,14 +51,13 @@ dcp_status dcp__merge_gather_start(struct dcp_merge *m, struct dcp__merge_run *r
                                    char *gather_send, char *gather_recv)
 {
     const size_t elem = m->shape.merged_bytes;
-    const struct dcp__merge_block own =
-        dcp__merge_block_step(&m->shape, run->n_tokens, m->rank, step);
+    const struct dcp__merge_block own = dcp__merge_block_at(m, run, m->rank, step);
     const size_t own_bytes = dcp__merge_block_bytes(&own, m->desc.dim, elem, 1);
     int n = 0;
     size_t at = 0;
     for (int r = 0; r < m->n_ranks; r++) {
         if (r == m->rank) continue;
-        const struct dcp__merge_block b = dcp__merge_block_step(&m->shape, run->n_tokens, r, step);
+        const struct dcp__merge_block b = dcp__merge_block_at(m, run, r, step);
         const size_t n_bytes = dcp__merge_block_bytes(&b, m->desc.dim, elem, 1);
         m->sends[n] = (struct dcp__xfer){.peer = r, .buf = gather_send, .n_bytes = own_bytes};
         m->recvs[n++] = (struct dcp__xfer){.peer = r, .buf = gather_recv + at, .n_bytes = n_bytes};
@@ -75,7 +74,7 @@ void dcp__merge_gather_finish(struct dcp_merge *m, struct dcp__merge_run *run, i
     size_t at = 0;
     for (int r = 0; r < m->n_ranks; r++) {
         if (r == m->rank) continue;
-        const struct dcp__merge_block b = dcp__merge_block_step(&m->shape, run->n_tokens, r, step);
+        const struct dcp__merge_block b = dcp__merge_block_at(m, run, r, step);
         unpack(m, run, &b, gather_recv + at);
         at += dcp__merge_block_bytes(&b, m->desc.dim, m->shape.merged_bytes, 1);
     }

@@ -184,6 +184,13 @@ dcp_status dcp__merge_sync_poll(struct dcp_merge *m, struct dcp__merge_run *run,
 /* Start an exchange of m->sends and m->recvs in slot; counts what is sent. */
 dcp_status dcp__merge_send(struct dcp_merge *m, struct dcp__merge_run *run, unsigned slot,
                            int n_sends, int n_recvs);
+/* The rows of a rank that a step merges. alltoall goes through the tiles backwards: who has just
+ * written a partial has its end in the caches, and reading it from the start would push that out
+ * before it comes. */
+struct dcp__merge_block dcp__merge_block_at(const struct dcp_merge *m,
+                                            const struct dcp__merge_run *run, int rank,
+                                            int64_t step);
+/* At the step where run is. */
 struct dcp__merge_block dcp__merge_step_block(const struct dcp_merge *m,
                                               const struct dcp__merge_run *run, int rank);
 /* Bytes of the scratch of n_parts; its places at base, if not NULL. */
