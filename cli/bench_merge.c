@@ -47,6 +47,7 @@ struct bench {
     int n_all;
     double *read_times[BENCH_READ_COUNT];
     double *gathered; /* [n][MAX_ROUNDS] */
+    int64_t *states;  /* [n] group memory: how each rank fared */
     int64_t n_rounds;
 };
 
@@ -63,9 +64,6 @@ static dcp_status find_parts(struct bench *b)
 {
     const size_t begin = ((size_t)b->own_t.begin * (size_t)b->c->n_heads + (size_t)b->own_h.begin) *
                          (size_t)b->c->dim * b->elem;
-    void *mem = NULL;
-    DCP_TRY(dcp__alloc_array((size_t)b->n, sizeof(void *), "places of partials", &mem));
-    b->parts = mem;
     const bool is_threads = strcmp(dcp_group_kind(b->g), "threads") == 0;
     const char *own = b->out;
     if (is_threads) {
@@ -92,26 +90,19 @@ static dcp_status find_parts(struct bench *b)
     return DCP_OK;
 }
 
-static dcp_status take_memory(struct bench *b)
+/* What a rank has to itself. */
+static dcp_status take_local(struct bench *b)
 {
     const struct bench_case *c = b->c;
-    const size_t n_rows = (size_t)(c->n_tokens * c->n_heads);
-    b->elem = dcp_dtype_bytes(c->dtype);
-    b->partial_bytes = n_rows * (size_t)c->dim * b->elem;
-    b->own_t = (dcp_range){0, c->n_tokens};
-    b->own_h = (dcp_range){0, c->n_heads};
-    if (c->cut == DCP_CUT_TOKENS) b->own_t = dcp_cut_range(c->n_tokens, b->n, b->rank);
-    if (c->cut == DCP_CUT_HEADS) b->own_h = dcp_cut_range(c->n_heads, b->n, b->rank);
     const size_t n_own =
         (size_t)((b->own_t.end - b->own_t.begin) * (b->own_h.end - b->own_h.begin));
-    DCP_TRY(dcp_group_alloc(b->g, b->partial_bytes, &b->out));
     void *mem = NULL;
-    DCP_TRY(dcp_group_alloc(b->g, n_rows * sizeof(float), &mem));
-    b->lse = mem;
     if (!c->in_place)
         DCP_TRY(dcp__alloc_array(n_own, (size_t)c->dim * b->elem, "merged result", &b->merged));
     DCP_TRY(dcp__alloc_array(n_own, sizeof(float), "merged lse", &mem));
     b->merged_lse = mem;
+    DCP_TRY(dcp__alloc_array((size_t)b->n, sizeof(void *), "places of partials", &mem));
+    b->parts = mem;
     DCP_TRY(dcp__alloc_array((size_t)b->n * MAX_ROUNDS, sizeof(double), "times", &mem));
     b->gathered = mem;
     for (int i = 0; i < b->n_all + BENCH_READ_COUNT; i++) {
@@ -123,6 +114,34 @@ static dcp_status take_memory(struct bench *b)
     }
     DCP_TRY(bench_data_init(&b->data, c->dtype, c->n_tokens, c->n_heads, c->dim));
     if (b->merged != NULL) memset(b->merged, 1, n_own * (size_t)c->dim * b->elem); /* touch */
+    return DCP_OK;
+}
+
+static dcp_status take_memory(struct bench *b)
+{
+    const struct bench_case *c = b->c;
+    const size_t n_rows = (size_t)(c->n_tokens * c->n_heads);
+    b->elem = dcp_dtype_bytes(c->dtype);
+    b->partial_bytes = n_rows * (size_t)c->dim * b->elem;
+    b->own_t = (dcp_range){0, c->n_tokens};
+    b->own_h = (dcp_range){0, c->n_heads};
+    if (c->cut == DCP_CUT_TOKENS) b->own_t = dcp_cut_range(c->n_tokens, b->n, b->rank);
+    if (c->cut == DCP_CUT_HEADS) b->own_h = dcp_cut_range(c->n_heads, b->n, b->rank);
+    DCP_TRY(dcp_group_alloc(b->g, b->partial_bytes, &b->out));
+    void *mem = NULL;
+    DCP_TRY(dcp_group_alloc(b->g, n_rows * sizeof(float), &mem));
+    b->lse = mem;
+    /* All go on or none does: a rank that left alone would meet the others' next call with another. */
+    DCP_TRY(dcp_group_alloc(b->g, (size_t)b->n * sizeof(int64_t), &mem));
+    b->states = mem;
+    const dcp_status own = take_local(b);
+    int64_t state = own;
+    DCP_TRY(dcp_group_allgather(b->g, &state, sizeof(state), b->states));
+    if (own != DCP_OK) return own;
+    for (int r = 0; r < b->n; r++) {
+        if (b->states[r] != DCP_OK)
+            return dcp__fail((dcp_status)b->states[r], "rank %d could not take its memory", r);
+    }
     return find_parts(b);
 }
 
@@ -138,6 +157,7 @@ static void give_back(struct bench *b)
     dcp__free(b->merged_lse);
     dcp__free(b->merged);
     dcp__free(b->parts);
+    dcp_group_free(b->g, b->states);
     dcp_group_free(b->g, b->lse);
     dcp_group_free(b->g, b->out);
 }

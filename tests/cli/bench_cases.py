@@ -91,6 +91,15 @@ class Bench(unittest.TestCase):
         self.assertEqual(err, "dcp-attn bench merge: one rank merges nothing, it copies: -n 2 or more compares\n")
         self.assertEqual({r["ranks"] for r in json.loads(out)["rows"]}, {1})
 
+    def test_short_of_memory(self):
+        """A rank that lacks memory says of what; the others name it, and nobody meets another's call."""
+        case = (EXE, "bench", "merge", "--shape", "8,4,64", "--iters", "1")
+        for rc, out, err in mpi_runs("-n", "1", *case, ":", "-n", "1", "env", "DCP_ATTN_MEMORY_LIMIT=150K", *case):
+            self.assertNotEqual(rc, 0)
+            self.assertRegex(err, r"dcp-attn: rank 1: times: \d+ bytes wanted")
+            self.assertIn("dcp-attn: rank 0: rank 1 could not take its memory", err)
+            self.assertNotIn("poisoned", err)
+
     def test_usage(self):
         for args, word in ((["--shape", "1,2"], "--shape"), (["--shape", "1,0,3"], "--shape"), (["--dtype", "f64"], "'f64'"),
                            (["--algo", "fast"], "'fast'"), (["--in-place", "--cut", "none"], "--in-place"),
