@@ -310,7 +310,7 @@ struct few_kernels {
  * of two rounds of scores. */
 static inline int64_t few_distance(int64_t row_bytes, int64_t least)
 {
-    return attn_max(least, attn_min(2048 / attn_max(row_bytes, 1), AHEAD));
+    return attn_max(least, attn_min(2048 / row_bytes, AHEAD));
 }
 _Static_assert(32 <= AHEAD && AHEAD <= KEYS, "row pointers reach as far as few_distance");
 /* Values of keys [key, key + STEP) of a block, weights in s. */

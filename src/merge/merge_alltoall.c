@@ -11,7 +11,7 @@
  *         |        |              |        | merge 0             |        | merge 1
  *
  * Tiles go from the last to the first (dcp__merge_block_at): the end of a partial that has just been
- * written is in the caches still. At 2 MiB of partial and of L2 that is 4 % of the whole.
+ * written is in the caches still. At 2 MiB of partial and of L2 that is 3 to 5 % of the whole.
  *
  * Where a token's rows for a peer make a large message, a tile is one token and the payload is sent
  * from where the caller has it: no copy, and the LSEs are a message of their own.

@@ -15,22 +15,15 @@
 #include "cache/cache_priv.h"
 #include "dcpattn/cache.h"
 #include "num/dtype_priv.h"
+#include "ref/ref_merge.h"
 
 enum { MAX_N = 200 };
 static const dcp_dtype types[] = {DCP_I8, DCP_FP8_E4M3};
 
 static uint64_t rng_state;
-static uint64_t next_u64(void)
-{
-    rng_state += 0x9e3779b97f4a7c15u;
-    uint64_t z = rng_state;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
 static double uniform(void) /* [-1, 1) */
 {
-    return (double)(next_u64() >> 11) * 0x1p-52 - 1.0;
+    return (double)(ref_random(&rng_state) >> 11) * 0x1p-52 - 1.0;
 }
 
 static double largest_of(const float *x, int64_t n)
@@ -94,16 +87,18 @@ static void test_rows(void **state)
     for (int t = 0; t < 2; t++) {
         for (int round = 0; round < 3000; round++) {
             float x[MAX_N];
-            const int64_t n = 1 + (int64_t)(next_u64() % MAX_N);
-            const int exponent = (int)(next_u64() % 220) - 98;
+            const int64_t n = 1 + (int64_t)(ref_random(&rng_state) % MAX_N);
+            const int exponent = (int)(ref_random(&rng_state) % 220) - 98;
             for (int64_t i = 0; i < n; i++) {
                 double y = uniform();
-                if (round % 3 == 1) y = ldexp(y, -(int)(next_u64() % 30)); /* many magnitudes */
-                if (round % 3 == 2) y = (double)(int)(y * 254.0) / 254.0;  /* ties */
+                if (round % 3 == 1)
+                    y = ldexp(y, -(int)(ref_random(&rng_state) % 30));    /* many magnitudes */
+                if (round % 3 == 2) y = (double)(int)(y * 254.0) / 254.0; /* ties */
                 x[i] = (float)ldexp(y, exponent);
             }
             /* A row of one size that its scale must follow, whatever the rest. */
-            x[next_u64() % (uint64_t)n] = (float)ldexp(1.0 + fabs(uniform()) * 0.99, exponent);
+            x[ref_random(&rng_state) % (uint64_t)n] =
+                (float)ldexp(1.0 + fabs(uniform()) * 0.99, exponent);
             check_row(types[t], x, n);
         }
     }

@@ -20,23 +20,16 @@
 #include "kernels/kernels_priv.h"
 #include "num/dtype_priv.h"
 #include "ref/ref_attn.h"
+#include "ref/ref_merge.h"
 
 static uint64_t rng_state;
-static uint64_t next_u64(void)
-{
-    rng_state += 0x9e3779b97f4a7c15u;
-    uint64_t z = rng_state;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
 static int64_t pick(int64_t lo, int64_t hi) /* both included */
 {
-    return lo + (int64_t)(next_u64() % (uint64_t)(hi - lo + 1));
+    return lo + (int64_t)(ref_random(&rng_state) % (uint64_t)(hi - lo + 1));
 }
 static float uniform(void) /* [-1, 1) */
 {
-    return (float)((double)(next_u64() >> 11) * 0x1p-52 - 1.0);
+    return (float)((double)(ref_random(&rng_state) >> 11) * 0x1p-52 - 1.0);
 }
 
 struct shape {
@@ -120,7 +113,7 @@ static void make_view(struct fixture *f)
     const size_t v_bytes = s->latent ? 0 : (size_t)(n_physical * view->v_page_stride_bytes);
     f->memory = must(aligned_alloc(64, (k_bytes + v_bytes + 63) / 64 * 64));
     for (size_t i = 0; i < k_bytes + v_bytes; i += (size_t)bytes)
-        put(f->memory + i, next_u64() & 1 ? NAN : -INFINITY);
+        put(f->memory + i, ref_random(&rng_state) & 1 ? NAN : -INFINITY);
     view->k_base = f->memory;
     view->v_base = f->memory + k_bytes;
     if (s->latent) {

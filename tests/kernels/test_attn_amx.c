@@ -64,7 +64,7 @@ static void make_product(struct product_case *p, int which)
         const float tiny = which == 1 && pick(0, 7) == 0 ? 0x1p-130f : 1.0f;
         p->a[i] = dcp__f32_to_bf16(uniform() * tiny);
         p->b[i] = dcp__f32_to_bf16(uniform() * (which == 2 ? 0x1p-110f : 1.0f));
-        if (tiny < 1.0f) p->a[i] = (uint16_t)(next_u64() & 0x807f); /* denormal */
+        if (tiny < 1.0f) p->a[i] = (uint16_t)(ref_random(&rng_state) & 0x807f); /* denormal */
     }
     for (int i = 0; i < 256; i++)
         p->c[i] = p->c2[i] = uniform() * (which == 2 ? 0x1p-110f : which == 3 ? 100.0f : 1.0f);
@@ -110,7 +110,7 @@ static void test_instructions(void **state)
     /* base, index, scale, displacement in other registers */
     _Alignas(64) char from[16 * 256];
     _Alignas(64) char to[16 * 64];
-    for (size_t i = 0; i < sizeof(from); i++) from[i] = (char)next_u64();
+    for (size_t i = 0; i < sizeof(from); i++) from[i] = (char)ref_random(&rng_state);
     tile_begin_all();
     register int64_t stride __asm__("r13") = 64;
     register const char *base __asm__("r12") = from;

@@ -20,25 +20,18 @@
 #include "kernels/kernels_priv.h"
 #include "num/dtype_priv.h"
 #include "ref/ref_attn.h"
+#include "ref/ref_merge.h"
 
 enum { FEW = 12, MANY = 100, PAGE_TOKENS = 16, HIDDEN = 5 /* keys before the first visible one */ };
 
 static uint64_t rng_state;
-static uint64_t next_u64(void)
-{
-    rng_state += 0x9e3779b97f4a7c15u;
-    uint64_t z = rng_state;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
 static int64_t pick(int64_t lo, int64_t hi) /* both included */
 {
-    return lo + (int64_t)(next_u64() % (uint64_t)(hi - lo + 1));
+    return lo + (int64_t)(ref_random(&rng_state) % (uint64_t)(hi - lo + 1));
 }
 static float uniform(void) /* [-1, 1) */
 {
-    return (float)((double)(next_u64() >> 11) * 0x1p-52 - 1.0);
+    return (float)((double)(ref_random(&rng_state) >> 11) * 0x1p-52 - 1.0);
 }
 static void *must(void *p)
 {
@@ -82,7 +75,7 @@ static int64_t bytes_of(dcp_dtype dtype)
 static float put(char *at, dcp_dtype dtype, bool is_bad)
 {
     const float x = is_bad ? NAN : uniform();
-    const uint8_t code = (uint8_t)next_u64();
+    const uint8_t code = (uint8_t)ref_random(&rng_state);
     uint16_t bits;
     switch (dtype) {
     case DCP_I8:

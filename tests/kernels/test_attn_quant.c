@@ -17,6 +17,7 @@
 #include "kernels/kernels_priv.h"
 #include "num/dtype_priv.h"
 #include "ref/ref_attn.h"
+#include "ref/ref_merge.h"
 
 struct kernel {
     const char *name;
@@ -46,21 +47,13 @@ static dcp_isa best_isa(void)
 }
 
 static uint64_t rng_state;
-static uint64_t next_u64(void)
-{
-    rng_state += 0x9e3779b97f4a7c15u;
-    uint64_t z = rng_state;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
 static int64_t pick(int64_t lo, int64_t hi) /* both included */
 {
-    return lo + (int64_t)(next_u64() % (uint64_t)(hi - lo + 1));
+    return lo + (int64_t)(ref_random(&rng_state) % (uint64_t)(hi - lo + 1));
 }
 static float uniform(void) /* [-1, 1) */
 {
-    return (float)((double)(next_u64() >> 11) * 0x1p-52 - 1.0);
+    return (float)((double)(ref_random(&rng_state) >> 11) * 0x1p-52 - 1.0);
 }
 
 /* How scales lie. */
@@ -236,7 +229,7 @@ static void make_view(struct fixture *f)
 static uint8_t draw_code(dcp_dtype t)
 {
     if (t == DCP_I8) return (uint8_t)(int8_t)pick(-127, 127);
-    const uint8_t code = (uint8_t)next_u64();
+    const uint8_t code = (uint8_t)ref_random(&rng_state);
     return (code & 0x7f) == 0x7f ? code & 0x83 : code;
 }
 
