@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 
@@ -135,6 +136,36 @@ static void test_missing(void **state)
     assert_false(name_exists());
 }
 
+/* The lock held while the deadline passes: for a moment, as by another rank that gives up too, and
+ * for long, as by a stopped one. Only the second is blamed. */
+static void test_lock_at_deadline(void **state)
+{
+    (void)state;
+    static const struct {
+        int hold_ms;
+        const char *text;
+    } cases[] = {{150, "missing: rank 1"}, {2000, "for the lock of"}};
+    for (int i = 0; i < 2; i++) {
+        fflush(NULL);
+        const pid_t holder = fork();
+        if (holder == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            const int fd = open(path, O_RDWR | O_CREAT, 0600);
+            sleep_ms(500);
+            _exit(fd < 0 || flock(fd, LOCK_EX) != 0 || (sleep_ms(cases[i].hold_ms), 0));
+        }
+        const struct proc alone[] = {
+            {.rank = 0, .n = 2, .want = DCP_ERR_TIMEOUT, .text = cases[i].text}};
+        const double start = dcp__now_s();
+        assert_int_equal(run_procs(alone, 1, 0.6, NULL), 0);
+        assert_true(dcp__now_s() - start < 1.9);
+        int status;
+        assert_int_equal(waitpid(holder, &status, 0), holder);
+        assert_int_equal(status, 0);
+        (void)unlink(path); /* who never got the lock could not remove it */
+    }
+}
+
 static void test_disagree(void **state)
 {
     (void)state;
@@ -247,7 +278,7 @@ int main(void)
         cmocka_unit_test(test_arguments),    cmocka_unit_test(test_contract),
         cmocka_unit_test(test_race),         cmocka_unit_test(test_missing),
         cmocka_unit_test(test_disagree),     cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_killed_later),
+        cmocka_unit_test(test_killed_later), cmocka_unit_test(test_lock_at_deadline),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
