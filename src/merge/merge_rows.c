@@ -99,6 +99,20 @@ static int64_t rows_ahead(int64_t row_bytes)
     return row_bytes >= 1024 ? 4 : row_bytes >= 256 ? 8 : 16;
 }
 
+/* The hardware's own prefetcher stops at the end of a page and needs two lines of the next one to go
+ * on; where rows follow each other, those are asked for a page beyond the row ahead. Measured on
+ * float32 from memory, N = 2, (512, 96, 512), in turns: 5 to 8 % less time; two-byte rows, which
+ * cost more arithmetic a byte, gain nothing (0 to 2 % more time). */
+enum { PAGE_BYTES = 4096, PAGE_LINES = 2 };
+
+static inline void start_page(const char *ahead, int64_t row_bytes)
+{
+    const char *const page = ahead + PAGE_BYTES;
+    const uintptr_t inside = (uintptr_t)page % PAGE_BYTES;
+    if (inside >= (uintptr_t)row_bytes) return; /* no page begins in this row or ends the last */
+    for (int i = 0; i < PAGE_LINES; i++) __builtin_prefetch(page - inside + 64 * i, 0, 3);
+}
+
 /* The row to prefetch: it walks ahead of the one that is merged, in the same order. */
 struct ahead {
     int64_t t, h;
@@ -212,7 +226,7 @@ struct walk {
     dcp__merge_row_fn *merge_row;
     int64_t part_bytes, merged_bytes;
     struct ahead ahead;
-    bool zeroes, counts;
+    bool starts_pages, zeroes, counts;
     struct dcp__merge_seen *seen;
 };
 
@@ -265,6 +279,7 @@ static void merge_full_group(struct walk *k, const struct group *g, const float 
         for (int r = 0; r < n_ranks; r++) {
             const int64_t hop = k->srcs[r].out_hs * k->part_bytes;
             s->parts[r] = (const char *)s->parts[r] + hop;
+            if (k->starts_pages) start_page(s->ahead[r], hop);
             s->ahead[r] = (const char *)s->ahead[r] + hop;
         }
         if (step_ahead(k)) aim_ahead(k);
@@ -325,6 +340,7 @@ void dcp__merge_rows(const struct dcp__merge_math *math, const struct dcp__merge
                      part_bytes,
                      (int64_t)dcp_dtype_bytes(math->merged_type),
                      ahead_of_start(block, n_ahead),
+                     part_bytes == (int64_t)sizeof(float),
                      math->nonfinite == DCP_NONFINITE_ZERO,
                      counts,
                      seen};
