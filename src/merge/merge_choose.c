@@ -222,7 +222,8 @@ dcp_status dcp__merge_look_around(struct dcp_merge *m, bool wants_speed)
 static double touched_bytes(const struct dcp__merge_shape *s, int64_t sent)
 {
     const double partial = (double)s->max_tokens * (double)s->n_heads * (double)s->dim * 4.0;
-    if (s->algo == DCP_MERGE_ALLTOALL) return partial + (dcp__merge_splits(s) ? 0.0 : (double)sent);
+    if (s->algo == DCP_MERGE_ALLTOALL)
+        return partial + (dcp__merge_splits(s) || dcp__merge_gathers(s) ? 0.0 : (double)sent);
     return (s->algo == DCP_MERGE_HALVING ? 2.0 * partial : partial) + 2.0 * (double)sent;
 }
 

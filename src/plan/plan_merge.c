@@ -48,6 +48,11 @@ static size_t lse_bytes(const struct dcp__merge_shape *s, int64_t n_rows)
     return dcp__merge_rows_bytes(n_rows, 0, sizeof(float), s->n_cols);
 }
 
+static bool is_one_stretch(const struct dcp__merge_shape *s, int64_t n_tokens, int64_t n_heads)
+{
+    return n_tokens == 1 || (s->cut == DCP_CUT_TOKENS && n_heads == s->n_heads);
+}
+
 /* Payload of a tile of so many tokens of the widest block, where it could go as it lies: a token's
  * heads follow each other. Two tokens' do not unless all heads are in the block: then the message is
  * made of pieces. */
@@ -55,15 +60,25 @@ static size_t stretch_bytes(const struct dcp__merge_shape *s, int64_t n_tokens, 
 {
     const size_t row = (size_t)s->dim * s->wire_bytes;
     if (s->is_narrow || row % 64 != 0) return 0;
-    const bool is_one = n_tokens == 1 || (s->cut == DCP_CUT_TOKENS && n_heads == s->n_heads);
-    if (!is_one && (size_t)n_heads * row < PIECE_BYTES) return 0;
+    if (!is_one_stretch(s, n_tokens, n_heads) && (size_t)n_heads * row < PIECE_BYTES) return 0;
     return (size_t)(n_tokens * n_heads) * row;
+}
+
+/* Sent from where the caller has it, in a tile's one stretch or in a piece for each token. */
+static bool goes_as_it_lies(const struct dcp__merge_shape *s)
+{
+    return s->algo == DCP_MERGE_ALLTOALL &&
+           stretch_bytes(s, s->tile_tokens, s->tile_heads) >= SPLIT_BYTES;
 }
 
 bool dcp__merge_splits(const struct dcp__merge_shape *s)
 {
-    return s->algo == DCP_MERGE_ALLTOALL &&
-           stretch_bytes(s, s->tile_tokens, s->tile_heads) >= SPLIT_BYTES;
+    return goes_as_it_lies(s) && is_one_stretch(s, s->tile_tokens, s->tile_heads);
+}
+
+bool dcp__merge_gathers(const struct dcp__merge_shape *s)
+{
+    return goes_as_it_lies(s) && !is_one_stretch(s, s->tile_tokens, s->tile_heads);
 }
 
 static void alltoall_sizes(const struct dcp__merge_shape *s, struct dcp__merge_sizes *out)

@@ -226,23 +226,29 @@ static inline int contract_exchange(dcp_group *g)
     return n_failed;
 }
 
-/* Messages of pieces: of more shapes than a transport may keep, each used twice, up to the last byte. */
+/* Messages of pieces, most of them with a tail before or behind: of more shapes than a transport may
+ * keep, each used twice, up to the last byte. */
 static inline int contract_pieces(dcp_group *g)
 {
-    enum { STRIDE = 9000, ROWS = 7, SHAPES = 6 };
+    enum { STRIDE = 9000, ROWS = 7, PIECE_STEP = 120, SHAPES = 70, TAIL = 4096 };
     int n_failed = 0;
     const int n = dcp_group_size(g), rank = dcp_group_rank(g);
     if (n < 2) return 0;
     const int to = (rank + 1) % n, from = (rank + n - 1) % n;
-    char *buf = malloc(STRIDE * ROWS), *got = malloc(STRIDE * ROWS);
-    for (int i = 0; i < STRIDE * ROWS; i++) buf[i] = (char)(i % 251 + rank);
+    char *room = malloc(STRIDE * ROWS + 2 * TAIL), *got = malloc(STRIDE * ROWS + TAIL);
+    char *const buf = room + TAIL;
+    for (int i = -TAIL; i < STRIDE * ROWS + TAIL; i++) buf[i] = (char)((i + TAIL) % 251 + rank);
     for (int k = 0; k < 2 * SHAPES; k++) {
-        const size_t piece = (size_t)(1 + k % SHAPES * 1500), n_bytes = piece * ROWS;
+        const size_t piece = (size_t)(1 + k % SHAPES * PIECE_STEP);
+        const size_t tail = (size_t)(k % SHAPES % 3 * 1000), n_bytes = piece * ROWS + tail;
+        const char *const tail_from = k % 2 == 0 ? room + k : buf + STRIDE * ROWS;
         struct dcp__xfer s = {.peer = to,
                               .buf = buf,
                               .n_bytes = n_bytes,
                               .piece_bytes = piece,
-                              .stride_bytes = STRIDE};
+                              .stride_bytes = STRIDE,
+                              .tail_bytes = tail,
+                              .tail = tail_from};
         struct dcp__xfer v = {.peer = from, .buf = got, .n_bytes = n_bytes};
         if (!dcp__group_sends_pieces(g)) {
             CONTRACT_TRUE(dcp__group_exchange_start(g, 0, &s, 1, &v, 1) == DCP_ERR_ARG);
@@ -252,16 +258,26 @@ static inline int contract_pieces(dcp_group *g)
         CONTRACT_OK(dcp__group_exchange_wait(g, 0));
         int n_wrong = 0;
         for (size_t i = 0; i < n_bytes; i++) {
-            const size_t at = i / piece * STRIDE + i % piece;
+            const size_t at = i < piece * ROWS ? TAIL + i / piece * STRIDE + i % piece
+                                               : (size_t)(tail_from - room) + i - piece * ROWS;
             n_wrong += got[i] != (char)((int)(at % 251) + from);
         }
         CONTRACT_TRUE(n_wrong == 0);
         s.n_bytes--;
         CONTRACT_TRUE(piece == 1 || dcp__group_exchange_start(g, 0, &s, 1, NULL, 0) == DCP_ERR_ARG);
         CONTRACT_TRUE(dcp__group_exchange_start(g, 0, NULL, 0, &s, 1) == DCP_ERR_ARG);
+        s.n_bytes++;
+        s.tail = NULL;
+        CONTRACT_TRUE(tail == 0 || dcp__group_exchange_start(g, 0, &s, 1, NULL, 0) == DCP_ERR_ARG);
+        s.tail = buf;
+        s.tail_bytes = n_bytes + 1;
+        CONTRACT_TRUE(dcp__group_exchange_start(g, 0, &s, 1, NULL, 0) == DCP_ERR_ARG);
+        s.piece_bytes = 0;
+        s.tail_bytes = 1;
+        CONTRACT_TRUE(dcp__group_exchange_start(g, 0, &s, 1, NULL, 0) == DCP_ERR_ARG);
     }
     free(got);
-    free(buf);
+    free(room);
     return n_failed;
 }
 
