@@ -74,6 +74,36 @@ int64_t dcp__attn_rows_most(dcp_isa isa, int64_t dv);
 typedef int64_t dcp__merge_row_fn(const void *const *parts, const float *w, int n_parts,
                                   int64_t dim, void *dst, bool zero_nonfinite,
                                   const void *const *ahead, int *first_part_out);
+/* Rows of two parts, both of positive weight, for the commonest merge. Every pointer moves on by its
+ * hop (bytes) from row to row. */
+struct dcp__merge_pair {
+    const char *parts[2];
+    const char *ahead[2]; /* rows to prefetch meanwhile, any address; parts itself: none */
+    const float *w[2];    /* [n_rows] */
+    char *dst;
+    int64_t part_hop[2], dst_hop;
+    int n_rows;
+};
+/* What dcp__merge_row_fn makes of each row, to the bit, with one call for many. Returns how many rows
+ * are done: all, or those up to the first that holds a non-finite value, which *n_bad_out and
+ * *first_part_out describe (0 and untouched if there is none). */
+typedef int dcp__merge_pair_fn(const struct dcp__merge_pair *pair, int64_t dim, bool zero_nonfinite,
+                               int64_t *n_bad_out, int *first_part_out);
+
+/* The hardware's own prefetcher stops at the end of a page and needs lines of the next one to go on;
+ * where rows follow each other, the first ones are asked for some KiB beyond the row ahead. Measured
+ * from memory, N = 2, (512, 96, 512) in place, in turns: 5 to 8 % less time for float32, 3 to 5 % for
+ * bf16. */
+enum { DCP__PAGE_BYTES = 4096, DCP__PAGE_LINES = 3, DCP__PAGE_AHEAD_MIN = 2048 };
+
+static inline void dcp__merge_start_page(const char *ahead, int64_t hop)
+{
+    const char *const at = ahead + (2 * hop > DCP__PAGE_AHEAD_MIN ? 2 * hop : DCP__PAGE_AHEAD_MIN);
+    const uintptr_t inside = (uintptr_t)at % DCP__PAGE_BYTES;
+    if (inside >= (uintptr_t)hop) return; /* no page begins here or has just ended */
+    for (int i = 0; i < DCP__PAGE_LINES; i++) __builtin_prefetch(at - inside + 64 * i, 0, 3);
+}
+
 /* Kernels of merge_row_nt store past the caches: for results so large that their lines would be
  * fetched for nothing. dst aligned to DCP__MERGE_NT_ALIGN and none of the parts; same bits. After
  * the last row dcp__merge_fence orders the stores before what the caller tells its peers. */
@@ -177,6 +207,7 @@ struct dcp__kernels {
     const char *merge_weights_name[1];
     dcp__merge_weights_fn *merge_weights[1];
     dcp__merge_row_fn *merge_row_nt[4][4]; /* NULL where there is none */
+    dcp__merge_pair_fn *merge_pair[4][4], *merge_pair_nt[4][4];
     const char *qdot16_name[32], *to_q16_name;
     dcp__qdot16_fn *qdot16[32]; /* NULL for single elements */
     dcp__to_q16_fn *to_q16;
@@ -189,8 +220,10 @@ void dcp__kernels_select(dcp_isa isa, struct dcp__kernels *out);
 /* Declarations from the list. */
 #define ATTN(isa, dtype, fn) dcp__attn_fn fn;
 #define ATTN_QUANT(isa, dtype, fn) dcp__attn_fn fn;
-#define MERGE_ROW(isa, part, merged, fn) dcp__merge_row_fn fn;
-#define MERGE_ROW_NT(isa, part, merged, fn) dcp__merge_row_fn fn;
+#define MERGE_ROW(isa, part, merged, fn)                                                           \
+    dcp__merge_row_fn fn;                                                                          \
+    dcp__merge_pair_fn fn##_pair;
+#define MERGE_ROW_NT(isa, part, merged, fn) MERGE_ROW(isa, part, merged, fn)
 #define MERGE_WEIGHTS(isa, fn) dcp__merge_weights_fn fn;
 #define QDOT(isa, qtype, fn) dcp__qdot_fn fn;
 #define DEQUANT(isa, qtype, fn) dcp__dequant_fn fn;

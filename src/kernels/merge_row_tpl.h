@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One row of the merge, for one pair of types. The includer has the primitives of merge_vec_*.h and
+/* One row of the merge, and rows of two parts, for one pair of types. The includer has the primitives of merge_vec_*.h and
  * defines, for this inclusion:
  *   MERGE_FN       the function's name
  *   MERGE_LOAD     vf_load_<part type>       MERGE_PART_BYTES  bytes of a part's element
@@ -15,8 +15,10 @@
  * non-finite sum: one test of the sums finds what a test of every input would. The rare block that
  * has one (or overflowed) goes to dcp__merge_row_plain, the same arithmetic element by element.
  *
- * Two parts, the commonest number, have a loop of their own: rows from memory are as fast as
- * prefetches are issued, and each instruction between two of them counts. */
+ * Two parts, the commonest number, have a loop of their own over many rows: rows from memory are as
+ * fast as prefetches are issued, rows of 512 bytes as a call a row allows, and each instruction
+ * between two of them counts. Measured in turns: alltoall of (64, 64, 128) float32 over MPI, 2 to 3 %
+ * less time than with a call a row. */
 #define MERGE_BLOCK (MERGE_UNROLL * VF_LANES)
 #ifndef MERGE_STORE_WHOLE
 #define MERGE_STORE_WHOLE MERGE_STORE
@@ -38,6 +40,7 @@
 #define MERGE_PASTE_(a, b) a##b
 #define MERGE_PASTE(a, b) MERGE_PASTE_(a, b)
 #define MERGE_REST MERGE_PASTE(MERGE_FN, _rest)
+#define MERGE_PAIR MERGE_PASTE(MERGE_FN, _pair)
 #define MERGE_ANY_BAD(sum) merge_any_bad(sum, MERGE_UNROLL)
 
 #ifndef MERGE_ONCE
@@ -100,14 +103,22 @@ static __attribute__((noinline)) int64_t MERGE_REST(const void *const *parts, co
 int64_t MERGE_FN(const void *const *parts, const float *w, int n_parts, int64_t dim, void *dst,
                  bool zero_nonfinite, const void *const *ahead, int *first_part_out)
 {
-    int64_t d = 0;
-    if (n_parts == 2) {
-        const vf w0 = vf_set1(w[0]);
-        const vf w1 = vf_set1(w[1]);
-        /* Without a row to come, this one again: a prefetch of what is there costs little. */
-        const void *const *next = ahead != NULL ? ahead : parts;
-        const char *next_0 = next[0];
-        const char *next_1 = next[1];
+    return MERGE_REST(parts, w, n_parts, 0, dim, dst, zero_nonfinite, ahead, first_part_out);
+}
+
+int MERGE_PAIR(const struct dcp__merge_pair *pair, int64_t dim, bool zero_nonfinite,
+               int64_t *n_bad_out, int *first_part_out)
+{
+    const char *part_0 = pair->parts[0];
+    const char *part_1 = pair->parts[1];
+    const char *next_0 = pair->ahead[0];
+    const char *next_1 = pair->ahead[1];
+    char *dst = pair->dst;
+    *n_bad_out = 0;
+    for (int row = 0; row < pair->n_rows; row++) {
+        const vf w0 = vf_set1(pair->w[0][row]);
+        const vf w1 = vf_set1(pair->w[1][row]);
+        int64_t d = 0;
         for (; d + MERGE_BLOCK <= dim; d += MERGE_BLOCK) {
             for (int b = 0; b < MERGE_BLOCK * MERGE_PART_BYTES; b += 64) {
                 __builtin_prefetch(next_0 + d * MERGE_PART_BYTES + b, 0, 3);
@@ -115,9 +126,9 @@ int64_t MERGE_FN(const void *const *parts, const float *w, int n_parts, int64_t 
             }
             vf sum[MERGE_UNROLL];
             vf x[MERGE_UNROLL];
-            MERGE_LOAD_BLOCK(x, parts[0], d);
+            MERGE_LOAD_BLOCK(x, part_0, d);
             for (int u = 0; u < MERGE_UNROLL; u++) sum[u] = vf_mul(w0, x[u]);
-            MERGE_LOAD_BLOCK(x, parts[1], d);
+            MERGE_LOAD_BLOCK(x, part_1, d);
             for (int u = 0; u < MERGE_UNROLL; u++) sum[u] = vf_fma(w1, x[u], sum[u]);
 #ifdef MERGE_PACK2
             MERGE_PACKED out[MERGE_UNROLL / 2];
@@ -131,9 +142,21 @@ int64_t MERGE_FN(const void *const *parts, const float *w, int n_parts, int64_t 
             MERGE_STORE_BLOCK(sum, dst, d);
 #endif
         }
-        if (d == dim) return 0;
+        dcp__merge_start_page(next_0, pair->part_hop[0]);
+        dcp__merge_start_page(next_1, pair->part_hop[1]);
+        if (d < dim) {
+            const void *const parts[2] = {part_0, part_1};
+            const float w[2] = {pair->w[0][row], pair->w[1][row]};
+            *n_bad_out = MERGE_REST(parts, w, 2, d, dim, dst, zero_nonfinite, NULL, first_part_out);
+            if (*n_bad_out != 0) return row + 1;
+        }
+        part_0 += pair->part_hop[0];
+        part_1 += pair->part_hop[1];
+        next_0 += pair->part_hop[0];
+        next_1 += pair->part_hop[1];
+        dst += pair->dst_hop;
     }
-    return MERGE_REST(parts, w, n_parts, d, dim, dst, zero_nonfinite, ahead, first_part_out);
+    return pair->n_rows;
 }
 
 #undef MERGE_ANY_BAD
@@ -142,6 +165,7 @@ int64_t MERGE_FN(const void *const *parts, const float *w, int n_parts, int64_t 
 #undef MERGE_PACKED_BAD
 #undef MERGE_PACKED_STORE
 #undef MERGE_REST
+#undef MERGE_PAIR
 #undef MERGE_PASTE
 #undef MERGE_PASTE_
 #undef MERGE_BLOCK

@@ -33,9 +33,13 @@ void dcp__kernels_select(dcp_isa isa, struct dcp__kernels *out)
 #define ATTN(level, dtype, fn) TAKE(level, attn[dtype], attn_name[dtype], fn)
 #define ATTN_QUANT(level, dtype, fn) TAKE(level, attn[dtype], attn_name[dtype], fn)
 #define MERGE_ROW(level, part, merged, fn)                                                         \
-    TAKE(level, merge_row[part][merged], merge_row_name[part][merged], fn)
+    TAKE(level, merge_row[part][merged], merge_row_name[part][merged], fn)                         \
+    if (isa >= DCP_ISA_##level) out->merge_pair[part][merged] = fn##_pair;
 #define MERGE_ROW_NT(level, part, merged, fn)                                                      \
-    if (isa >= DCP_ISA_##level) out->merge_row_nt[part][merged] = fn;
+    if (isa >= DCP_ISA_##level) {                                                                  \
+        out->merge_row_nt[part][merged] = fn;                                                      \
+        out->merge_pair_nt[part][merged] = fn##_pair;                                              \
+    }
 #define MERGE_WEIGHTS(level, fn) TAKE(level, merge_weights[0], merge_weights_name[0], fn)
 #define QDOT(level, qtype, fn) TAKE(level, qdot[qtype], qdot_name[qtype], fn)
 #define DEQUANT(level, qtype, fn) TAKE(level, dequant[qtype], dequant_name[qtype], fn)

@@ -49,6 +49,8 @@ dcp_status dcp__merge_math_of(const dcp_merge_desc *desc, struct dcp__merge_math
     dcp__kernels_select(isa, &all);
     memcpy(math->kernels.merge_row, all.merge_row, sizeof(all.merge_row));
     memcpy(math->kernels.merge_row_nt, all.merge_row_nt, sizeof(all.merge_row_nt));
+    memcpy(math->kernels.merge_pair, all.merge_pair, sizeof(all.merge_pair));
+    memcpy(math->kernels.merge_pair_nt, all.merge_pair_nt, sizeof(all.merge_pair_nt));
     memcpy(math->kernels.merge_row_name, all.merge_row_name, sizeof(all.merge_row_name));
     math->kernels.merge_weights = all.merge_weights[0];
     math->dim = desc->dim;

@@ -66,6 +66,7 @@ struct dcp__merge_scratch {
 /* Of the table of kernels what rows need. */
 struct dcp__merge_kernels {
     dcp__merge_row_fn *merge_row[4][4], *merge_row_nt[4][4]; /* [part type][merged type] */
+    dcp__merge_pair_fn *merge_pair[4][4], *merge_pair_nt[4][4];
     const char *merge_row_name[4][4];
     dcp__merge_weights_fn *merge_weights;
 };

@@ -22,14 +22,15 @@ struct row_line {
     dcp_isa isa;
     dcp_dtype part, merged;
     dcp__merge_row_fn *fn;
+    dcp__merge_pair_fn *pair;
     bool streams; /* past the caches: aligned destination, never in place */
 };
 static const struct row_line row_lines[] = {
 #define ATTN(level, dtype, f)
 #define QDOT(level, qtype, f)
 #define DEQUANT(level, qtype, f)
-#define MERGE_ROW(level, p, m, f) {#f, DCP_ISA_##level, p, m, f, false},
-#define MERGE_ROW_NT(level, p, m, f) {#f, DCP_ISA_##level, p, m, f, true},
+#define MERGE_ROW(level, p, m, f) {#f, DCP_ISA_##level, p, m, f, f##_pair, false},
+#define MERGE_ROW_NT(level, p, m, f) {#f, DCP_ISA_##level, p, m, f, f##_pair, true},
 #include "kernels/kernels.inc"
 #undef MERGE_ROW
 };
@@ -209,6 +210,95 @@ static void test_rows(void **state)
     if (n_skipped > 0) print_message("skipped: %d kernels above this CPU's level\n", n_skipped);
 }
 
+enum { PAIR_ROWS = 5, PAIR_BYTES = (MAX_DIM + DCP__MERGE_NT_ALIGN) * 4 };
+
+/* Rows of two parts in one call, and in as many as non-finite values make of it: the bits and counts
+ * of row after row, nothing written between rows. */
+static void check_pair(const struct row_line *line, uint64_t *rng, int64_t dim, int kind,
+                       bool in_place)
+{
+    static unsigned char parts[2][PAIR_ROWS * PAIR_BYTES];
+    static _Alignas(DCP__MERGE_NT_ALIGN) unsigned char got[PAIR_ROWS * PAIR_BYTES];
+    static _Alignas(DCP__MERGE_NT_ALIGN) unsigned char want[PAIR_ROWS * PAIR_BYTES];
+    const size_t part_bytes = dcp_dtype_bytes(line->part);
+    const size_t merged_bytes = dcp_dtype_bytes(line->merged);
+    float w[2][PAIR_ROWS];
+    struct dcp__merge_pair p = {.n_rows = PAIR_ROWS};
+    for (int i = 0; i < 2; i++) {
+        p.part_hop[i] = (int64_t)part_bytes * (dim + (i == 0 ? (int64_t)ref_pick(rng, 3) : 0));
+        for (int row = 0; row < PAIR_ROWS; row++) {
+            w[i][row] = (float)ref_uniform(rng, 1e-3, 1.0);
+            for (int64_t d = 0; d < dim; d++) {
+                double x = ref_uniform(rng, -2.0, 2.0);
+                if (kind > 0 && ref_pick(rng, 8) == 0) x = special(rng, kind > 1 && row % 2 == 1);
+                ref_put(line->part, parts[i] + row * p.part_hop[i], d, x);
+            }
+        }
+        p.parts[i] = (const char *)parts[i];
+        p.ahead[i] = p.parts[i];
+        p.w[i] = w[i];
+    }
+    p.dst_hop = in_place        ? p.part_hop[0]
+                : line->streams ? DCP__MERGE_NT_ALIGN * 4 * ((dim + 63) / 64)
+                                : (int64_t)merged_bytes * (dim + 1);
+    memset(got, 0xa5, sizeof(got));
+    memset(want, 0xa5, sizeof(want));
+    const bool zeroes = ref_pick(rng, 2) == 0;
+    int64_t want_bad[PAIR_ROWS];
+    int want_first[PAIR_ROWS];
+    if (in_place) memcpy(want, parts[0], sizeof(want));
+    for (int row = 0; row < PAIR_ROWS; row++) {
+        const void *const at[2] = {parts[0] + row * p.part_hop[0], parts[1] + row * p.part_hop[1]};
+        const float weights[2] = {w[0][row], w[1][row]};
+        want_first[row] = 2;
+        want_bad[row] =
+            line->fn(at, weights, 2, dim, want + row * p.dst_hop, zeroes, NULL, &want_first[row]);
+    }
+    if (in_place) {
+        memcpy(got, parts[0], sizeof(got));
+        p.parts[0] = (const char *)got;
+    }
+    for (int row = 0; row < PAIR_ROWS;) {
+        struct dcp__merge_pair rest = p;
+        for (int i = 0; i < 2; i++) {
+            rest.parts[i] += row * p.part_hop[i];
+            rest.w[i] += row;
+        }
+        rest.dst = (char *)got + row * p.dst_hop;
+        rest.n_rows -= row;
+        int64_t n_bad = -1;
+        int first = 2;
+        const int done = line->pair(&rest, dim, zeroes, &n_bad, &first);
+        assert_in_range(done, 1, rest.n_rows);
+        row += done;
+        for (int r = row - done; r < row - 1; r++) assert_int_equal(want_bad[r], 0);
+        assert_int_equal(n_bad, want_bad[row - 1]);
+        assert_int_equal(first, want_first[row - 1]);
+        assert_true(n_bad != 0 || row == PAIR_ROWS);
+    }
+    if (memcmp(got, want, sizeof(got)) != 0)
+        fail_msg("%s_pair dim %lld%s: not the bits of row after row", line->name, (long long)dim,
+                 in_place ? " in place" : "");
+}
+
+static void test_pairs(void **state)
+{
+    (void)state;
+    const dcp_isa best = best_isa();
+    uint64_t rng = 5;
+    for (int i = 0; i < N_ROW_LINES; i++) {
+        const struct row_line *line = &row_lines[i];
+        if (line->isa > best) continue; /* test_rows says so */
+        for (int64_t dim = 1; dim <= MAX_DIM; dim++) {
+            for (int kind = 0; kind < 3; kind++) {
+                check_pair(line, &rng, dim, kind, false);
+                if (line->part == line->merged && !line->streams)
+                    check_pair(line, &rng, dim, kind, true);
+            }
+        }
+    }
+}
+
 /* One part of weight 1 returns its bits, signalling NaN included. */
 static void test_copy_bits(void **state)
 {
@@ -333,9 +423,8 @@ static void test_exp_range(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_copy_bits),
-        cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_rows),      cmocka_unit_test(test_pairs),
+        cmocka_unit_test(test_copy_bits), cmocka_unit_test(test_weights),
         cmocka_unit_test(test_exp_range),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
