@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One row of the merge, and rows of two parts, for one pair of types. The includer has the primitives of merge_vec_*.h and
- * defines, for this inclusion:
- *   MERGE_FN       the function's name
+/* One row of the merge, and rows of two parts, for one pair of types. The includer has the primitives
+ * of merge_vec_*.h and defines, for this inclusion:
+ *   MERGE_FN       the function's name; that for rows of two parts has _pair behind it
  *   MERGE_LOAD     vf_load_<part type>       MERGE_PART_BYTES  bytes of a part's element
  *   MERGE_STORE    vf_store_<merged type>    MERGE_PART, MERGE_MERGED  the dcp_dtype of each
  *   MERGE_STORE_WHOLE  optional: MERGE_STORE for whole blocks (streaming kernels)

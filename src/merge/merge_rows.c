@@ -8,7 +8,7 @@
  *   3. the merged LSEs are written (the sources' LSEs of these rows have been read: in place
  *      works);
  *   4. for each row, the parts of positive weight are summed by the row kernel, while the rows
- *      after it are fetched. */
+ *      after it are fetched; rows of two parts go to their kernel in runs. */
 #include <math.h>
 #include <string.h>
 
