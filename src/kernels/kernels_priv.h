@@ -78,7 +78,7 @@ typedef int64_t dcp__merge_row_fn(const void *const *parts, const float *w, int 
  * hop (bytes) from row to row. */
 struct dcp__merge_pair {
     const char *parts[2];
-    const char *ahead[2]; /* rows to prefetch meanwhile, any address; parts itself: none */
+    const char *ahead[2]; /* rows to prefetch meanwhile, any address; parts itself: nothing new */
     const float *w[2];    /* [n_rows] */
     char *dst;
     int64_t part_hop[2], dst_hop;

@@ -93,7 +93,7 @@ void dcp__merge_load(const struct dcp__merge_src *src, int64_t t, int64_t h, int
     for (int j = n; j < DCP__MERGE_ROWS; j++) lse[j] = -INFINITY;
 }
 
-/* How many rows ahead to prefetch: 2 to 4 KiB of each part. */
+/* How many rows ahead to prefetch: some 2 to 8 KiB of each part. */
 static int64_t rows_ahead(int64_t row_bytes)
 {
     return row_bytes >= 1024 ? 2 : row_bytes >= 256 ? 8 : 16;
