@@ -375,16 +375,17 @@ int cmd_generate(int argc, char **argv)
 {
     struct generate_values v = {.run = {.interleave = 1}, .max_tokens = 256, .top_p = 1.0};
     struct generate_run run = {.v = &v};
-    char *text = NULL;
+    char *text = NULL, path[sizeof(run.model.path)];
     size_t n_bytes;
     int n_operands, rc;
     if (!command_parse(&generate_command, argc, argv, &v, &n_operands, &rc)) return rc;
     if (v.run.model == NULL) return usage_error(&generate_command, "-m FILE|NAME must be given");
     if (v.raw && v.system != NULL)
         return usage_error(&generate_command, "--system needs a chat template; --raw has none");
-    if (would_replace(&generate_command, "--logits", v.logits, v.run.model) ||
-        would_replace(&generate_command, "--logits", v.logits, v.file))
+    if (model_path(v.run.model, path, sizeof(path)) == DCP_OK &&
+        would_replace(&generate_command, "--logits", v.logits, path))
         return EXIT_USAGE;
+    if (would_replace(&generate_command, "--logits", v.logits, v.file)) return EXIT_USAGE;
     rc = model_text(&generate_command, v.prompt, v.file, &text, &n_bytes);
     if (rc != EXIT_DONE) return rc;
     dcp_status st = model_open(v.run.model, &run.model);

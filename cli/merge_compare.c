@@ -408,6 +408,7 @@ static dcp_status diagnose(const struct compare_input *in, const struct other_fi
         add_sample(&s, all[r].lse.t, all[r].lse.h);
     }
     const int64_t n_all = in->n_tokens * in->n_heads;
+    if (n_all == 0) return DCP_OK; /* no row to look at */
     int64_t most = most_sampled / (n * (in->dim > 0 ? in->dim : 1)) + 1;
     if (most > SAMPLED_ROWS) most = SAMPLED_ROWS;
     for (int64_t i = 0; i < most && s.rows.n_rows < most; i++) {

@@ -28,8 +28,7 @@ dcp_status model_cache_dir(char *buf, size_t n_bytes)
     return DCP_OK;
 }
 
-/* A path if there is such a file or it looks like one, else a name in the cache. */
-static dcp_status resolve(const char *name, char *path, size_t n_bytes)
+dcp_status model_path(const char *name, char *path, size_t n_bytes)
 {
     char dir[3072];
     if (access(name, F_OK) == 0 || strchr(name, '/') != NULL) {
@@ -50,7 +49,7 @@ static dcp_status resolve(const char *name, char *path, size_t n_bytes)
 dcp_status model_open(const char *name_or_path, struct model_file *m)
 {
     memset(m, 0, sizeof(*m));
-    DCP_TRY(resolve(name_or_path, m->path, sizeof(m->path)));
+    DCP_TRY(model_path(name_or_path, m->path, sizeof(m->path)));
     DCP_TRY(gguf_open(m->path, &m->file));
     dcp_status st = tokenizer_create(m->file, &m->tokenizer);
     const char *arch = NULL;

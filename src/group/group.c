@@ -245,7 +245,8 @@ static dcp_status check_xfers(const dcp_group *g, const char *what, bool takes_p
             return dcp__fail(DCP_ERR_ARG,
                              "exchange: %s %d: %zu bytes in pieces of %zu and %zu more; %s", what,
                              i, x[i].n_bytes, x[i].piece_bytes, tail,
-                             takes_pieces ? "whole ones wanted" : "not taken here");
+                             takes_pieces ? "wanted: whole pieces, then a tail inside the message"
+                                          : "not taken here");
         }
     }
     return DCP_OK;

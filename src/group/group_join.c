@@ -332,6 +332,7 @@ static dcp_status join(struct book *b, const struct dcp__group_opts *opts, dcp_g
     dcp_group *g = NULL;
     dcp_status st = sign_in(b, opts, &shm);
     const bool is_in = st == DCP_OK;
+    bool is_shut_out = false; /* of the book, by who holds its lock: nothing can be told there */
     if (is_in && shm == NULL) {
         st = dcp__shm_join(b->n, b->head.holder_pid, b->head.holder_fd, &shm);
     }
@@ -341,12 +342,13 @@ static dcp_status join(struct book *b, const struct dcp__group_opts *opts, dcp_g
         struct book_line own = {.pid = (int32_t)getpid(), .state = LINE_ATTACHED};
         (void)dcp__process_start(own.pid, &own.start_ticks);
         st = lock_book(b);
+        is_shut_out = st != DCP_OK;
         if (st == DCP_OK) st = write_at(b, &own, sizeof(own), line_at(b->rank));
         unlock_book(b);
     }
     if (st == DCP_OK) {
         st = wait_for_all(b);
-    } else if (is_in && lock_book(b) == DCP_OK) {
+    } else if (is_in && !is_shut_out && lock_book(b) == DCP_OK) {
         /* The others need not wait for this rank. */
         char text[sizeof(b->head.text)];
         snprintf(text, sizeof(text), "join_shm %s: rank %d (pid %d) could not: %.200s", b->name,

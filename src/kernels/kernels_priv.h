@@ -78,7 +78,7 @@ typedef int64_t dcp__merge_row_fn(const void *const *parts, const float *w, int 
  * hop (bytes) from row to row. */
 struct dcp__merge_pair {
     const char *parts[2];
-    const char *ahead[2]; /* rows to prefetch meanwhile, any address; parts itself: nothing new */
+    const char *ahead[2]; /* rows to prefetch meanwhile, any address; parts itself: none to come */
     const float *w[2];    /* [n_rows] */
     char *dst;
     int64_t part_hop[2], dst_hop;
@@ -96,11 +96,14 @@ typedef int dcp__merge_pair_fn(const struct dcp__merge_pair *pair, int64_t dim, 
  * bf16. */
 enum { DCP__PAGE_BYTES = 4096, DCP__PAGE_LINES = 3, DCP__PAGE_AHEAD_MIN = 2048 };
 
-static inline void dcp__merge_start_page(const char *ahead, int64_t hop)
+/* ahead: a row of row_bytes that is being fetched. Only for rows that follow each other. */
+static inline void dcp__merge_start_page(const char *ahead, int64_t row_bytes)
 {
-    const char *const at = ahead + (2 * hop > DCP__PAGE_AHEAD_MIN ? 2 * hop : DCP__PAGE_AHEAD_MIN);
+    const int64_t beyond =
+        2 * row_bytes > DCP__PAGE_AHEAD_MIN ? 2 * row_bytes : DCP__PAGE_AHEAD_MIN;
+    const char *const at = ahead + beyond;
     const uintptr_t inside = (uintptr_t)at % DCP__PAGE_BYTES;
-    if (inside >= (uintptr_t)hop) return; /* no page begins here or has just ended */
+    if (inside >= (uintptr_t)row_bytes) return; /* no page begins here or has just ended */
     for (int i = 0; i < DCP__PAGE_LINES; i++) __builtin_prefetch(at - inside + 64 * i, 0, 3);
 }
 

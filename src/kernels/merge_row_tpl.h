@@ -100,12 +100,6 @@ static __attribute__((noinline)) int64_t MERGE_REST(const void *const *parts, co
     return n_bad;
 }
 
-int64_t MERGE_FN(const void *const *parts, const float *w, int n_parts, int64_t dim, void *dst,
-                 bool zero_nonfinite, const void *const *ahead, int *first_part_out)
-{
-    return MERGE_REST(parts, w, n_parts, 0, dim, dst, zero_nonfinite, ahead, first_part_out);
-}
-
 int MERGE_PAIR(const struct dcp__merge_pair *pair, int64_t dim, bool zero_nonfinite,
                int64_t *n_bad_out, int *first_part_out)
 {
@@ -114,6 +108,9 @@ int MERGE_PAIR(const struct dcp__merge_pair *pair, int64_t dim, bool zero_nonfin
     const char *next_0 = pair->ahead[0];
     const char *next_1 = pair->ahead[1];
     char *dst = pair->dst;
+    const int64_t row_bytes = dim * MERGE_PART_BYTES;
+    const bool starts_0 = next_0 != part_0 && pair->part_hop[0] == row_bytes;
+    const bool starts_1 = next_1 != part_1 && pair->part_hop[1] == row_bytes;
     *n_bad_out = 0;
     for (int row = 0; row < pair->n_rows; row++) {
         const vf w0 = vf_set1(pair->w[0][row]);
@@ -142,8 +139,8 @@ int MERGE_PAIR(const struct dcp__merge_pair *pair, int64_t dim, bool zero_nonfin
             MERGE_STORE_BLOCK(sum, dst, d);
 #endif
         }
-        dcp__merge_start_page(next_0, pair->part_hop[0]);
-        dcp__merge_start_page(next_1, pair->part_hop[1]);
+        if (starts_0) dcp__merge_start_page(next_0, row_bytes);
+        if (starts_1) dcp__merge_start_page(next_1, row_bytes);
         if (d < dim) {
             const void *const parts[2] = {part_0, part_1};
             const float w[2] = {pair->w[0][row], pair->w[1][row]};
@@ -157,6 +154,22 @@ int MERGE_PAIR(const struct dcp__merge_pair *pair, int64_t dim, bool zero_nonfin
         dst += pair->dst_hop;
     }
     return pair->n_rows;
+}
+
+int64_t MERGE_FN(const void *const *parts, const float *w, int n_parts, int64_t dim, void *dst,
+                 bool zero_nonfinite, const void *const *ahead, int *first_part_out)
+{
+    if (n_parts != 2)
+        return MERGE_REST(parts, w, n_parts, 0, dim, dst, zero_nonfinite, ahead, first_part_out);
+    const void *const *next = ahead != NULL ? ahead : parts;
+    const struct dcp__merge_pair pair = {.parts = {parts[0], parts[1]},
+                                         .ahead = {next[0], next[1]},
+                                         .w = {&w[0], &w[1]},
+                                         .dst = dst,
+                                         .n_rows = 1};
+    int64_t n_bad;
+    (void)MERGE_PAIR(&pair, dim, zero_nonfinite, &n_bad, first_part_out);
+    return n_bad;
 }
 
 #undef MERGE_ANY_BAD

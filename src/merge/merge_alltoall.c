@@ -114,8 +114,9 @@ static int send_block(struct dcp_merge *m, const struct dcp__merge_run *run, int
     const size_t payload = payload_bytes(m, b);
     const size_t rest = block_bytes(m, b) - payload;
     const bool splits = dcp__merge_splits(&m->shape);
+    const bool gathers = dcp__merge_gathers(&m->shape) && dcp__group_sends_pieces(m->g);
     m->sends[n] = (struct dcp__xfer){.peer = r, .buf = at, .n_bytes = payload + rest};
-    if (payload == 0 || !(splits || dcp__merge_gathers(&m->shape))) {
+    if (payload == 0 || !(splits || gathers)) {
         pack(m, run, b, at);
         return 1;
     }

@@ -244,38 +244,33 @@ static void aim_ahead(const struct walk *k)
         k->math->scratch.ahead[r] = place_of(k, r, k->ahead.t, k->ahead.h);
 }
 
-/* n rows of a group from head h0 + j on, of the two ranks that have a part of them. looks_ahead:
- * whether there is something to prefetch. Returns how many are done: at least one. */
-static int merge_pairs(const struct walk *k, const struct group *g, int j, int n, const int *ranks,
-                       const float *const *w, bool looks_ahead)
+/* n rows of a full group of two ranks, from head h0 + j on; returns how many are done: at least one. */
+static int merge_pairs(const struct walk *k, const struct group *g, const float *weights, int j,
+                       int n)
 {
-    struct dcp__merge_pair pair = {.w = {w[0], w[1]},
+    struct dcp__merge_pair pair = {.w = {weights + j, weights + DCP__MERGE_ROWS + j},
                                    .dst = result_of(k, g->t, g->h0 + j),
                                    .dst_hop = k->dst->out_hs * k->merged_bytes,
                                    .n_rows = n};
-    for (int i = 0; i < 2; i++) {
-        const int r = ranks[i];
-        pair.parts[i] = place_of(k, r, g->t, g->h0 + j);
-        pair.ahead[i] = looks_ahead ? place_of(k, r, k->ahead.t, k->ahead.h) : pair.parts[i];
-        pair.part_hop[i] = k->srcs[r].out_hs * k->part_bytes;
+    for (int r = 0; r < 2; r++) {
+        pair.parts[r] = place_of(k, r, g->t, g->h0 + j);
+        pair.ahead[r] =
+            k->ahead.t < k->block->t_end ? place_of(k, r, k->ahead.t, k->ahead.h) : pair.parts[r];
+        pair.part_hop[r] = k->srcs[r].out_hs * k->part_bytes;
     }
     int64_t n_bad;
     int first = 2;
     const int done = k->merge_pair(&pair, k->math->dim, k->zeroes, &n_bad, &first);
-    if (n_bad != 0 && k->counts)
-        dcp__merge_saw(k->seen, n_bad, g->t, g->h0 + j + done - 1, ranks[first]);
+    if (n_bad != 0 && k->counts) dcp__merge_saw(k->seen, n_bad, g->t, g->h0 + j + done - 1, first);
     return done;
 }
 
 /* Rows of a group of two ranks whose parts both count, in runs that are also runs of the rows ahead. */
 static void merge_full_pairs(struct walk *k, const struct group *g, const float *weights)
 {
-    static const int ranks[2] = {0, 1};
     for (int j = 0; j < g->n;) {
         const int64_t run = k->block->h_end - k->ahead.h;
-        const float *const w[2] = {weights + j, weights + DCP__MERGE_ROWS + j};
-        const int done = merge_pairs(k, g, j, g->n - j < run ? g->n - j : (int)run, ranks, w,
-                                     k->ahead.t < k->block->t_end);
+        const int done = merge_pairs(k, g, weights, j, g->n - j < run ? g->n - j : (int)run);
         j += done;
         k->ahead.h += done;
         if (k->ahead.h < k->block->h_end) continue;
@@ -291,6 +286,7 @@ static void merge_full_group(struct walk *k, const struct group *g, const float 
     const int n_ranks = k->math->n_parts;
     for (int r = 0; r < n_ranks; r++) s->parts[r] = place_of(k, r, g->t, g->h0);
     aim_ahead(k);
+    const int64_t row_bytes = k->math->dim * k->part_bytes;
     char *to = result_of(k, g->t, g->h0);
     for (int j = 0; j < g->n; j++) {
         for (int r = 0; r < n_ranks; r++)
@@ -304,7 +300,7 @@ static void merge_full_group(struct walk *k, const struct group *g, const float 
         for (int r = 0; r < n_ranks; r++) {
             const int64_t hop = k->srcs[r].out_hs * k->part_bytes;
             s->parts[r] = (const char *)s->parts[r] + hop;
-            dcp__merge_start_page(s->ahead[r], hop);
+            if (hop == row_bytes) dcp__merge_start_page(s->ahead[r], row_bytes);
             s->ahead[r] = (const char *)s->ahead[r] + hop;
         }
         if (step_ahead(k)) aim_ahead(k);
@@ -328,12 +324,6 @@ static void merge_group(struct walk *k, const struct group *g, const float *weig
             n_parts++;
         }
         const bool looks_ahead = k->ahead.t < k->block->t_end;
-        if (n_parts == 2) {
-            const float *const w[2] = {s->part_weights, s->part_weights + 1};
-            (void)merge_pairs(k, g, j, 1, s->part_rank, w, looks_ahead);
-            (void)step_ahead(k);
-            continue;
-        }
         (void)step_ahead(k);
         char *to = result_of(k, g->t, h);
         if (n_parts == 0) {
@@ -387,11 +377,12 @@ void dcp__merge_rows(const struct dcp__merge_math *math, const struct dcp__merge
          g = group_after(block, &g)) {
         float *weights = math->scratch.weights;
         weigh_group(math, srcs, sink, &g, dst, weights, counts, seen);
-        if (is_full(&g, math->n_parts, weights))
-            math->n_parts == 2 ? merge_full_pairs(&k, &g, weights)
-                               : merge_full_group(&k, &g, weights);
-        else
+        if (!is_full(&g, math->n_parts, weights))
             merge_group(&k, &g, weights);
+        else if (math->n_parts == 2)
+            merge_full_pairs(&k, &g, weights);
+        else
+            merge_full_group(&k, &g, weights);
     }
     if (is_streaming) dcp__merge_fence();
 }

@@ -5,9 +5,9 @@ import array, json, math, os, random, shutil, struct, subprocess, sys, tempfile,
 EXE = os.path.abspath(sys.argv.pop(1)) if len(sys.argv) > 1 else None
 
 
-def run(*args):
+def run(*args, env=None):
     clean = {k: v for k, v in os.environ.items() if not k.startswith("DCP_ATTN_") or k == "DCP_ATTN_CACHE"}
-    p = subprocess.run([EXE, *args], capture_output=True, text=True, env=clean, timeout=120)
+    p = subprocess.run([EXE, *args], capture_output=True, text=True, env={**clean, **(env or {})}, timeout=120)
     return p.returncode, p.stdout, p.stderr
 
 
@@ -118,6 +118,18 @@ class Attend(unittest.TestCase):
                 self.assertEqual(f.read(), before)
             self.assertEqual(rc, 2, err)
             self.assertIn("would replace an input", err)
+
+    def test_a_named_model_is_not_replaced(self):
+        models = os.path.join(self.dir, "models")
+        os.mkdir(models)
+        model = os.path.join(models, "small.gguf")
+        with open(model, "wb") as f:
+            f.write(b"the user's own")
+        rc, _, err = run("generate", "-m", "small", "-p", "x", "--logits", model, env={"DCP_ATTN_CACHE": self.dir})
+        with open(model, "rb") as f:
+            self.assertEqual(f.read(), b"the user's own")
+        self.assertEqual(rc, 2, err)
+        self.assertIn("would replace an input", err)
 
     def test_what_is_left_out_is_said(self):
         q, out = ([1, 1, 2], [1.0, 1.0]), os.path.join(self.dir, "x")

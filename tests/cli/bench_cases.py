@@ -209,6 +209,15 @@ class Compare(unittest.TestCase):
                 self.assertEqual((said["beyond"], said["lse_beyond"], said["guesses"]), (0, 0, []))
                 self.assertAlmostEqual(sum(said["weights"]), 1.0, 6)
 
+    def test_no_tokens(self):
+        files = [self.path("none0.safetensors"), self.path("none1.safetensors")]
+        for f in files:
+            write(f, out=("F32", [0, H, D], []), lse=("F32", [0, H], []))
+        for args in ((), ("--algo", "alltoall"), ("--cut", "tokens")):
+            rc, text, err = run("merge", "--lse-base", "e", "--compare", files[0], *files, *args)
+            self.assertEqual(rc, 0, err)
+            self.assertIn("agrees", text)
+
     def test_names_the_worst(self):
         merged, lse = self.merged()
         at = (3 * H + 1) * D + 5

@@ -227,26 +227,30 @@ static inline int contract_exchange(dcp_group *g)
 }
 
 /* Messages of pieces, most of them with a tail before or behind: of more shapes than a transport may
- * keep, each used twice, up to the last byte. */
+ * keep, neighbours that differ in stride alone or in the tail's place alone, each used twice in a row,
+ * the second time some bytes further on, up to the last byte. */
 static inline int contract_pieces(dcp_group *g)
 {
-    enum { STRIDE = 9000, ROWS = 7, PIECE_STEP = 120, SHAPES = 70, TAIL = 4096 };
+    enum { STRIDE = 9000, ROWS = 7, PIECE_STEP = 350, SHAPES = 72, TAIL = 4096 };
     int n_failed = 0;
     const int n = dcp_group_size(g), rank = dcp_group_rank(g);
     if (n < 2) return 0;
     const int to = (rank + 1) % n, from = (rank + n - 1) % n;
     char *room = malloc(STRIDE * ROWS + 2 * TAIL), *got = malloc(STRIDE * ROWS + TAIL);
-    char *const buf = room + TAIL;
-    for (int i = -TAIL; i < STRIDE * ROWS + TAIL; i++) buf[i] = (char)((i + TAIL) % 251 + rank);
+    for (int i = 0; i < STRIDE * ROWS + 2 * TAIL; i++) room[i] = (char)(i % 251 + rank);
     for (int k = 0; k < 2 * SHAPES; k++) {
-        const size_t piece = (size_t)(1 + k % SHAPES * PIECE_STEP);
-        const size_t tail = (size_t)(k % SHAPES % 3 * 1000), n_bytes = piece * ROWS + tail;
-        const char *const tail_from = k % 2 == 0 ? room + k : buf + STRIDE * ROWS;
+        const int base = k / 6, variant = k / 2 % 3, shift = k % 2 * 8;
+        const size_t piece = (size_t)(1 + base * PIECE_STEP);
+        const size_t tail = (size_t)(base % 3 * 1000), n_bytes = piece * ROWS + tail;
+        const size_t stride = variant == 1 ? STRIDE - 8 : STRIDE;
+        const char *const buf = room + TAIL + shift;
+        const char *const tail_from =
+            (variant == 2 ? room + TAIL + STRIDE * ROWS : room + base) + shift;
         struct dcp__xfer s = {.peer = to,
-                              .buf = buf,
+                              .buf = (void *)(uintptr_t)buf,
                               .n_bytes = n_bytes,
                               .piece_bytes = piece,
-                              .stride_bytes = STRIDE,
+                              .stride_bytes = stride,
                               .tail_bytes = tail,
                               .tail = tail_from};
         struct dcp__xfer v = {.peer = from, .buf = got, .n_bytes = n_bytes};
@@ -258,8 +262,9 @@ static inline int contract_pieces(dcp_group *g)
         CONTRACT_OK(dcp__group_exchange_wait(g, 0));
         int n_wrong = 0;
         for (size_t i = 0; i < n_bytes; i++) {
-            const size_t at = i < piece * ROWS ? TAIL + i / piece * STRIDE + i % piece
-                                               : (size_t)(tail_from - room) + i - piece * ROWS;
+            const size_t at = i < piece * ROWS
+                                  ? (size_t)(buf - room) + i / piece * stride + i % piece
+                                  : (size_t)(tail_from - room) + i - piece * ROWS;
             n_wrong += got[i] != (char)((int)(at % 251) + from);
         }
         CONTRACT_TRUE(n_wrong == 0);
@@ -269,7 +274,7 @@ static inline int contract_pieces(dcp_group *g)
         s.n_bytes++;
         s.tail = NULL;
         CONTRACT_TRUE(tail == 0 || dcp__group_exchange_start(g, 0, &s, 1, NULL, 0) == DCP_ERR_ARG);
-        s.tail = buf;
+        s.tail = room;
         s.tail_bytes = n_bytes + 1;
         CONTRACT_TRUE(dcp__group_exchange_start(g, 0, &s, 1, NULL, 0) == DCP_ERR_ARG);
         s.piece_bytes = 0;

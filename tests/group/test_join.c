@@ -142,23 +142,25 @@ static void test_lock_at_deadline(void **state)
 {
     (void)state;
     static const struct {
-        int hold_ms;
+        int from_ms, until_ms; /* from the start; the deadline is at 1500 */
         const char *text;
-    } cases[] = {{150, "missing: rank 1"}, {2000, "for the lock of"}};
+    } cases[] = {{1450, 1530, "missing: rank 1"}, {300, 3500, "for the lock of"}};
     for (int i = 0; i < 2; i++) {
         fflush(NULL);
+        const double start = dcp__now_s();
         const pid_t holder = fork();
         if (holder == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             const int fd = open(path, O_RDWR | O_CREAT, 0600);
-            sleep_ms(500);
-            _exit(fd < 0 || flock(fd, LOCK_EX) != 0 || (sleep_ms(cases[i].hold_ms), 0));
+            sleep_ms(cases[i].from_ms); /* the rank has signed in */
+            const bool is_held = fd >= 0 && flock(fd, LOCK_EX) == 0;
+            while (dcp__now_s() - start < cases[i].until_ms * 1e-3) sleep_ms(5);
+            _exit(!is_held);
         }
         const struct proc alone[] = {
             {.rank = 0, .n = 2, .want = DCP_ERR_TIMEOUT, .text = cases[i].text}};
-        const double start = dcp__now_s();
-        assert_int_equal(run_procs(alone, 1, 0.6, NULL), 0);
-        assert_true(dcp__now_s() - start < 1.9);
+        assert_int_equal(run_procs(alone, 1, 1.5, NULL), 0);
+        assert_true(dcp__now_s() - start < 2.8);
         int status;
         assert_int_equal(waitpid(holder, &status, 0), holder);
         assert_int_equal(status, 0);

@@ -217,7 +217,7 @@ enum { PAIR_ROWS = 5, PAIR_BYTES = (MAX_DIM + DCP__MERGE_NT_ALIGN) * 4 };
 static void check_pair(const struct row_line *line, uint64_t *rng, int64_t dim, int kind,
                        bool in_place)
 {
-    static unsigned char parts[2][PAIR_ROWS * PAIR_BYTES];
+    static _Alignas(DCP__MERGE_NT_ALIGN) unsigned char parts[2][PAIR_ROWS * PAIR_BYTES];
     static _Alignas(DCP__MERGE_NT_ALIGN) unsigned char got[PAIR_ROWS * PAIR_BYTES];
     static _Alignas(DCP__MERGE_NT_ALIGN) unsigned char want[PAIR_ROWS * PAIR_BYTES];
     const size_t part_bytes = dcp_dtype_bytes(line->part);
@@ -235,7 +235,7 @@ static void check_pair(const struct row_line *line, uint64_t *rng, int64_t dim, 
             }
         }
         p.parts[i] = (const char *)parts[i];
-        p.ahead[i] = p.parts[i];
+        p.ahead[i] = p.parts[i] + (int64_t)ref_pick(rng, 3) * p.part_hop[i]; /* 0: none */
         p.w[i] = w[i];
     }
     p.dst_hop = in_place        ? p.part_hop[0]
@@ -262,6 +262,7 @@ static void check_pair(const struct row_line *line, uint64_t *rng, int64_t dim, 
         struct dcp__merge_pair rest = p;
         for (int i = 0; i < 2; i++) {
             rest.parts[i] += row * p.part_hop[i];
+            rest.ahead[i] += row * p.part_hop[i];
             rest.w[i] += row;
         }
         rest.dst = (char *)got + row * p.dst_hop;
