@@ -15,6 +15,7 @@
 #include "cli/bench_data.h"
 #include "cli/bench_machine.h"
 #include "cli/bench_read.h"
+#include "cli/bench_turn.h"
 #include "cli/common.h"
 #include "group/group_priv.h"
 
@@ -26,7 +27,7 @@ static const int64_t side_by_side_bytes = (int64_t)2 << 30;
 struct contestant {
     struct bench_row row;
     dcp_merge *merge;
-    double *times; /* [MAX_ROUNDS] of this rank */
+    struct bench_turn *turns; /* [MAX_ROUNDS] of this rank */
 };
 
 struct bench {
@@ -45,9 +46,10 @@ struct bench {
     struct bench_region region;
     struct contestant all[BENCH_MAX_ALGOS];
     int n_all;
-    double *read_times[BENCH_READ_COUNT];
-    double *gathered; /* [n][MAX_ROUNDS] */
-    int64_t *states;  /* [n] group memory: how each rank fared */
+    struct bench_turn *read_turns[BENCH_READ_COUNT];
+    struct bench_turn *gathered; /* [n][MAX_ROUNDS] */
+    double *times;               /* [MAX_ROUNDS] of all ranks */
+    int64_t *states;             /* [n] group memory: how each rank fared */
     int64_t n_rounds;
 };
 
@@ -103,14 +105,16 @@ static dcp_status take_local(struct bench *b)
     b->merged_lse = mem;
     DCP_TRY(dcp__alloc_array((size_t)b->n, sizeof(void *), "places of partials", &mem));
     b->parts = mem;
-    DCP_TRY(dcp__alloc_array((size_t)b->n * MAX_ROUNDS, sizeof(double), "times", &mem));
+    DCP_TRY(dcp__alloc_array((size_t)b->n * MAX_ROUNDS, sizeof(*b->gathered), "times", &mem));
     b->gathered = mem;
+    DCP_TRY(dcp__alloc_array(MAX_ROUNDS, sizeof(double), "times", &mem));
+    b->times = mem;
     for (int i = 0; i < b->n_all + BENCH_READ_COUNT; i++) {
-        DCP_TRY(dcp__alloc_array(MAX_ROUNDS, sizeof(double), "times", &mem));
+        DCP_TRY(dcp__alloc_array(MAX_ROUNDS, sizeof(struct bench_turn), "times", &mem));
         if (i < b->n_all)
-            b->all[i].times = mem;
+            b->all[i].turns = mem;
         else
-            b->read_times[i - b->n_all] = mem;
+            b->read_turns[i - b->n_all] = mem;
     }
     DCP_TRY(bench_data_init(&b->data, c->dtype, c->n_tokens, c->n_heads, c->dim));
     if (b->merged != NULL) memset(b->merged, 1, n_own * (size_t)c->dim * b->elem); /* touch */
@@ -148,11 +152,12 @@ static dcp_status take_memory(struct bench *b)
 static void give_back(struct bench *b)
 {
     bench_data_fini(&b->data);
-    for (int i = 0; i < BENCH_READ_COUNT; i++) dcp__free(b->read_times[i]);
+    for (int i = 0; i < BENCH_READ_COUNT; i++) dcp__free(b->read_turns[i]);
     for (int i = 0; i < b->n_all; i++) {
         dcp_merge_destroy(b->all[i].merge);
-        dcp__free(b->all[i].times);
+        dcp__free(b->all[i].turns);
     }
+    dcp__free(b->times);
     dcp__free(b->gathered);
     dcp__free(b->merged_lse);
     dcp__free(b->merged);
@@ -209,25 +214,25 @@ static void watch(const struct bench *b, const struct contestant *k, bool begins
     (void)alarm(begins ? (unsigned)(4.0 * dcp_group_deadline(b->g)) + 1 : 0);
 }
 
-static dcp_status time_merge(struct bench *b, struct contestant *k, double *us_out)
+static dcp_status time_merge(struct bench *b, struct contestant *k, struct bench_turn *turn_out)
 {
     dcp_merge_args args = DCP_MERGE_ARGS_INIT;
     fill_args(b, &args);
     watch(b, k, true);
     DCP_TRY(write_and_meet(b));
-    const int64_t t0 = dcp__now_ns();
+    turn_out->begin = dcp__now_ns();
     DCP_TRY(dcp_merge_run(k->merge, &args, NULL));
-    *us_out = (double)(dcp__now_ns() - t0) * 1e-3;
+    turn_out->end = dcp__now_ns();
     watch(b, k, false);
     return DCP_OK;
 }
 
-static dcp_status time_read(struct bench *b, int way, double *us_out)
+static dcp_status time_read(struct bench *b, int way, struct bench_turn *turn_out)
 {
     DCP_TRY(write_and_meet(b));
-    const int64_t t0 = dcp__now_ns();
+    turn_out->begin = dcp__now_ns();
     bench_read(&b->region, way);
-    *us_out = (double)(dcp__now_ns() - t0) * 1e-3;
+    turn_out->end = dcp__now_ns();
     return DCP_OK;
 }
 
@@ -304,7 +309,7 @@ static dcp_status prepare(struct bench *b, struct contestant *k)
     dcp_merge_get_info(k->merge, &info);
     k->row.workspace_bytes = (int64_t)info.workspace_bytes;
     for (int i = 0; i < 2 && b->c->iters != 0; i++) {
-        double unused;
+        struct bench_turn unused;
         DCP_TRY(time_merge(b, k, &unused));
     }
     k->row.has_run = b->c->iters != 0;
@@ -341,11 +346,11 @@ static dcp_status one_round(struct bench *b, int first, int n, int64_t i)
     for (int turn = 0; turn < n_turns; turn++) {
         const int who = (int)((turn + i) % n_turns);
         if (who >= n) {
-            DCP_TRY(time_read(b, who - n, &b->read_times[who - n][i]));
+            DCP_TRY(time_read(b, who - n, &b->read_turns[who - n][i]));
             continue;
         }
         struct contestant *k = &b->all[first + who];
-        if (k->merge != NULL) DCP_TRY(time_merge(b, k, &k->times[i]));
+        if (k->merge != NULL) DCP_TRY(time_merge(b, k, &k->turns[i]));
     }
     return DCP_OK;
 }
@@ -367,7 +372,7 @@ static dcp_status run_rounds(struct bench *b, int first, int n, double seconds)
     for (int64_t i = 0; i < n_rounds; i++) DCP_TRY(one_round(b, first, n, i));
     b->n_rounds = n_rounds;
     for (int k = first; k < first + n && n_rounds > 0; k++) {
-        double unused;
+        struct bench_turn unused;
         if (b->all[k].merge == NULL) continue;
         DCP_TRY(time_merge(b, &b->all[k], &unused));
         check_result(b, &b->all[k]);
@@ -382,17 +387,12 @@ static int compare_doubles(const void *a, const void *b)
     return x < y ? -1 : x > y ? 1 : 0;
 }
 
-/* Of each round the slowest rank; of these the least and the median. */
-static dcp_status summarise(struct bench *b, double *times, struct bench_times *out)
+/* Of each round the time of all ranks together; of these the least and the median. */
+static dcp_status summarise(struct bench *b, struct bench_turn *turns, struct bench_times *out)
 {
     const size_t n = (size_t)b->n_rounds;
-    DCP_TRY(dcp_group_allgather(b->g, times, n * sizeof(double), b->gathered));
-    for (size_t i = 0; i < n; i++) {
-        for (int r = 0; r < b->n; r++) {
-            const double x = b->gathered[(size_t)r * n + i];
-            if (x > times[i]) times[i] = x;
-        }
-    }
+    double *const times = b->times;
+    DCP_TRY(bench_turn_times(b->g, turns, b->n_rounds, b->gathered, times));
     qsort(times, n, sizeof(double), compare_doubles);
     out->min_us = times[0];
     out->median_us = n % 2 == 1 ? times[n / 2] : 0.5 * (times[n / 2 - 1] + times[n / 2]);
@@ -403,7 +403,7 @@ static dcp_status summarise_reads(struct bench *b, struct bench_report *rep)
 {
     for (int way = 0; way < BENCH_READ_COUNT; way++) {
         struct bench_times t;
-        DCP_TRY(summarise(b, b->read_times[way], &t));
+        DCP_TRY(summarise(b, b->read_turns[way], &t));
         if (rep->has_read && t.median_us >= rep->read.median_us) continue;
         rep->read = t;
         rep->read_name = bench_read_name(way);
@@ -422,7 +422,7 @@ static dcp_status run_set(struct bench *b, int first, int n, double seconds,
         rep->n_iters = b->n_rounds;
         for (int k = first; k < first + n; k++) {
             if (b->all[k].merge != NULL)
-                DCP_TRY(summarise(b, b->all[k].times, &b->all[k].row.time));
+                DCP_TRY(summarise(b, b->all[k].turns, &b->all[k].row.time));
         }
         DCP_TRY(summarise_reads(b, rep));
     }

@@ -51,7 +51,7 @@ struct bench_report {
 bool bench_is_published(dcp_merge_algo algo);
 
 /* Collective. An iteration: every rank writes its partial anew, all meet, then the timed call; its
- * time is that of its slowest rank. */
+ * time is from the first rank's start to the last one's end (bench_turn.h). */
 dcp_status bench_merge_case(dcp_group *g, const struct bench_case *c, struct bench_report *out);
 
 #endif

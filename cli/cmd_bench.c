@@ -74,8 +74,11 @@ static const struct command_def bench_command = {
     "same bytes and against the published form (all-gather of the LSEs, scaling, all-reduce).",
     bench_options,
     sizeof(bench_options) / sizeof(bench_options[0]),
-    "An iteration: all ranks write their partials, meet, and call; its time is its slowest "
-    "rank's.\n"
+    "An iteration: all ranks write their partials, meet, and call; its time, a read's too, is "
+    "from\n"
+    "the first rank's start to the last one's end. Where ranks outnumber CPUs that holds their "
+    "turns\n"
+    "on the CPUs: the read is then what those CPUs can read, not what one rank reads alone.\n"
     "All algorithms and the read take turns in the same run, on the same pages, equally bound.\n"
     "  min, median microseconds\n"
     "  algbw       GB/s: S / t, S = T x H x D x bytes of an element: one rank's partial\n"

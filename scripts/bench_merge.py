@@ -83,11 +83,11 @@ def section(runs):
     out = [BEGIN, "", "## The merge", "",
            f"{machine['cpu']}, {n_cpus} usable CPUs; commit {commit()}, {datetime.date.today().isoformat()}; plain read "
            f"{machine['read_GBps']:.1f} GB/s, all ranks together, at the largest shape of the first run.", "",
-           "`make bench-merge` writes this section. In each iteration every rank rewrites its partial, all meet, then call; an iteration's time is its "
-           "slowest rank's. All algorithms and the plain read take turns in one run. *x read*: time over the best plain read loop over exactly the bytes "
+           "`make bench-merge` writes this section. In each iteration every rank rewrites its partial, all meet, then call; an iteration's time, the read's too, is "
+           "from the first rank's start to the last one's end. All algorithms and the plain read take turns in one run. *x read*: time over the best plain read loop over exactly the bytes "
            "that each rank must read. *Speed-up*: the faster published form's median over this one's, same ranks, same run (bold: it loses). *algo GB/s*: "
            "bytes of one rank's partial over the median; *bus GB/s*: that times (N - 1) / N. *wrong*: sampled elements beyond rounding. Where ranks outnumber "
-           "the CPUs, times hold the scheduler's turns as well. Median over min tells the noise of the machine; figures with a load well above the "
+           "the CPUs, all times hold the scheduler's turns as well. Median over min tells the noise of the machine; figures with a load well above the "
            "number of ranks say little.", "", "![time over size](bench-merge.svg)", ""]
     large = []
     for name, run in runs:

@@ -100,6 +100,19 @@ class Bench(unittest.TestCase):
             self.assertIn("dcp-attn: rank 0: rank 1 could not take its memory", err)
             self.assertNotIn("poisoned", err)
 
+    def test_read_of_more_ranks_than_cpus(self):
+        """Ranks that take turns on the CPUs read no faster than as many ranks as there are CPUs: a read is timed until the last has ended."""
+        cpus = sorted(os.sched_getaffinity(0))[:2]
+        for comm in ("shm", "threads"):
+            best = {len(cpus): 0, 8: 0}
+            for n in [*best] * 2:
+                env = {k: v for k, v in os.environ.items() if not k.startswith("DCP_ATTN_")}
+                p = subprocess.run([EXE, "bench", "merge", "--json", "--comm", comm, "-n", str(n), "--shape", "64,96,512", "--iters", "8", "--algo",
+                                    "direct"], capture_output=True, text=True, env=env, timeout=120, preexec_fn=lambda: os.sched_setaffinity(0, cpus))
+                self.assertEqual(p.returncode, 0, p.stderr)
+                best[n] = max(best[n], json.loads(p.stdout)["machine"]["read_GBps"])
+            self.assertLess(best[8], 1.5 * best[len(cpus)], comm)
+
     def test_usage(self):
         for args, word in ((["--shape", "1,2"], "--shape"), (["--shape", "1,0,3"], "--shape"), (["--dtype", "f64"], "'f64'"),
                            (["--algo", "fast"], "'fast'"), (["--in-place", "--cut", "none"], "--in-place"),
