@@ -90,7 +90,8 @@ static const struct option_def attend_options[] = {
 static const char notes[] =
     "Attention and the roofs take turns in the same rounds, on the same CPUs; an iteration's time "
     "is\n"
-    "its slowest rank's.\n"
+    "from the first rank's start to the last one's end, so that it holds the turns of ranks that\n"
+    "share a CPU.\n"
     "  % read      median time of a plain read of the same bytes (all ranks' keys and values, or\n"
     "              the matrix; the faster of its loops) over the median time: 100 is memory's\n"
     "              limit. The GB/s above the table are the read's best, not its median\n"

@@ -8,6 +8,7 @@
 
 #include "cli/bench_attend_data.h"
 #include "cli/bench_roof.h"
+#include "cli/bench_turn.h"
 #include "dcpattn/dcpattn.h"
 
 enum { BENCH_MAX_LINES = 512, BENCH_MAX_ROUNDS = 1000 };
@@ -55,9 +56,9 @@ struct bench_rank {
     int unit; /* of the roof */
     int64_t roof_steps;
     double roof_GFLOPs[BENCH_ROOF_COUNT];
-    double *gathered;  /* [n][BENCH_MAX_ROUNDS] */
-    void *mask_before; /* CPUs that the calling thread was allowed */
-    int64_t iters;     /* -1: by seconds; 0: create only */
+    struct bench_turn *gathered; /* [n][BENCH_MAX_ROUNDS] */
+    void *mask_before;           /* CPUs that the calling thread was allowed */
+    int64_t iters;               /* -1: by seconds; 0: create only */
     double seconds;
 };
 
@@ -89,11 +90,11 @@ struct bench_copies {
 };
 /* The copy that has not been touched for longest. */
 int64_t bench_next_copy(struct bench_copies *c);
-/* The contestant: us_out is the time of this rank alone. */
-typedef dcp_status bench_turn_fn(void *ctx, double *us_out);
+/* The contestant; turn_out is this rank's. */
+typedef dcp_status bench_turn_fn(void *ctx, struct bench_turn *turn_out);
 /* Collective: rounds in which fn, the ways of reading the copies and the roof take turns, each of
  * them begun by all ranks together. Into line: n_iters (r->iters, or what fits r->seconds), time,
- * read (the best way) and matrix_GFLOPs of all ranks; a round's time is its slowest rank's. */
+ * read (the best way) and matrix_GFLOPs of all ranks; a turn's time is as of bench_turn_times. */
 dcp_status bench_compete(struct bench_rank *r, bench_turn_fn *fn, void *ctx,
                          struct bench_copies *copies, struct bench_line *line);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rounds: every contestant and the roof take turns, beginning with another one each round, so that
  * what the machine does meanwhile hits all alike. All ranks begin a turn together and its time is
- * the slowest one's. */
+ * from the first rank's start to the last one's end (bench_turn.h). */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,6 +54,13 @@ static dcp_status sit_down(struct bench_rank *r, char *text, size_t n_bytes)
     return DCP_OK;
 }
 
+/* All begin a turn together; at the second barrier all are awake, so that no wake-up is timed. */
+static dcp_status meet(struct bench_rank *r)
+{
+    DCP_TRY(dcp_group_barrier(r->g));
+    return dcp_group_barrier(r->g);
+}
+
 /* ---- the roof ---- */
 
 struct roof_job {
@@ -70,12 +77,13 @@ static void roof_item(void *ctx, int64_t item, int thread)
 }
 
 /* All threads busy once; an item for each, as all of them wait spinning for it. */
-static double roof_turn(struct bench_rank *r, int unit, int64_t n_steps, double *us_out)
+static double roof_turn(struct bench_rank *r, int unit, int64_t n_steps,
+                        struct bench_turn *turn_out)
 {
     struct roof_job job = {.unit = unit, .n_steps = n_steps};
-    const int64_t t0 = dcp__now_ns();
+    turn_out->begin = dcp__now_ns();
     dcp__pool_run(r->pool, r->n_threads, roof_item, &job);
-    *us_out = (double)(dcp__now_ns() - t0) * 1e-3;
+    turn_out->end = dcp__now_ns();
     double flops = 0.0;
     for (int i = 0; i < 64; i++) flops = job.flops[i] > flops ? job.flops[i] : flops;
     return flops * r->n_threads;
@@ -87,20 +95,20 @@ static dcp_status choose_roof(struct bench_rank *r)
     for (int unit = 0; unit < BENCH_ROOF_COUNT; unit++) {
         /* The plain loop stands in where there is nothing else. */
         if (!bench_roof_exists(unit) || (unit == BENCH_ROOF_PLAIN && best > 0.0)) continue;
-        double us = 1.0;
-        (void)roof_turn(r, unit, 16, &us); /* warm */
-        (void)roof_turn(r, unit, 200, &us);
+        struct bench_turn t;
+        (void)roof_turn(r, unit, 16, &t); /* warm */
+        (void)roof_turn(r, unit, 200, &t);
+        const double us = (double)(t.end - t.begin) * 1e-3;
         const int64_t n_steps = (int64_t)(200.0 * ROOF_TURN_US / (us + 1.0)) + 1;
         int64_t steps = n_steps;
         DCP_TRY(bench_largest(r, &steps));
         for (int i = 0; i < CALIBRATIONS; i++) {
-            DCP_TRY(dcp_group_barrier(r->g));
-            double flops = roof_turn(r, unit, steps, &us);
-            int64_t ns = (int64_t)(us * 1e3);
-            DCP_TRY(bench_largest(r, &ns));
+            DCP_TRY(meet(r));
+            double all_us, flops = roof_turn(r, unit, steps, &t);
+            DCP_TRY(bench_turn_times(r->g, &t, 1, r->gathered, &all_us));
             DCP_TRY(bench_sum(r, &flops));
-            if (flops / (double)ns > r->roof_GFLOPs[unit])
-                r->roof_GFLOPs[unit] = flops / (double)ns;
+            const double GFLOPs = flops / all_us * 1e-3;
+            if (GFLOPs > r->roof_GFLOPs[unit]) r->roof_GFLOPs[unit] = GFLOPs;
         }
         if (r->roof_GFLOPs[unit] <= best) continue;
         best = r->roof_GFLOPs[unit];
@@ -122,7 +130,7 @@ dcp_status bench_rank_init(struct bench_rank *r, dcp_group *g, int n_threads, ch
     if (n_threads == 0) n_threads = dcp__cpu_usable() / n_host;
     r->n_threads = n_threads < 1 ? 1 : n_threads > 64 ? 64 : n_threads;
     void *mem = NULL;
-    DCP_TRY(dcp__alloc_array((size_t)r->n * BENCH_MAX_ROUNDS, sizeof(double), "times", &mem));
+    DCP_TRY(dcp__alloc_array((size_t)r->n * BENCH_MAX_ROUNDS, sizeof(*r->gathered), "times", &mem));
     r->gathered = mem;
     DCP_TRY(dcp__isa_choose(DCP_ISA_DEFAULT, &r->isa));
     DCP_TRY(sit_down(r, text, n_bytes));
@@ -156,9 +164,10 @@ dcp_status bench_largest(struct bench_rank *r, int64_t *value)
 
 dcp_status bench_sum(struct bench_rank *r, double *value)
 {
-    DCP_TRY(dcp_group_allgather(r->g, value, sizeof(*value), r->gathered));
+    double *all = (double *)(void *)r->gathered;
+    DCP_TRY(dcp_group_allgather(r->g, value, sizeof(*value), all));
     *value = 0.0;
-    for (int i = 0; i < r->n; i++) *value += r->gathered[i];
+    for (int i = 0; i < r->n; i++) *value += all[i];
     return DCP_OK;
 }
 
@@ -186,7 +195,8 @@ struct contest {
     bench_turn_fn *fn;
     void *ctx;
     struct bench_copies *copies;
-    double *times[N_TIMES]; /* the contestant's, each way's of reading, the roof's */
+    struct bench_turn *turns[N_TIMES]; /* the contestant's, each way's of reading, the roof's */
+    double *us;                        /* [BENCH_MAX_ROUNDS] of all ranks */
 };
 
 int64_t bench_next_copy(struct bench_copies *c)
@@ -194,42 +204,36 @@ int64_t bench_next_copy(struct bench_copies *c)
     return c->next++ % c->n_copies;
 }
 
-static void read_turn(struct contest *c, int way, double *us_out)
+static void read_turn(struct contest *c, int way, struct bench_turn *turn_out)
 {
     const struct bench_copies *const copies = c->copies;
     const struct bench_stretch *s =
         copies->stretches + bench_next_copy(c->copies) * copies->n_stretches;
-    const int64_t t0 = dcp__now_ns();
+    turn_out->begin = dcp__now_ns();
     bench_read_stretches(c->r, s, copies->n_stretches, way);
-    *us_out = (double)(dcp__now_ns() - t0) * 1e-3;
+    turn_out->end = dcp__now_ns();
 }
 
 static dcp_status one_round(struct contest *c, int64_t i)
 {
     for (int turn = 0; turn < N_TIMES; turn++) {
         const int who = (int)((turn + i) % N_TIMES);
-        double *const us = &c->times[who][i];
-        DCP_TRY(dcp_group_barrier(c->r->g));
+        struct bench_turn *const t = &c->turns[who][i];
+        DCP_TRY(meet(c->r));
         if (who == 0)
-            DCP_TRY(c->fn(c->ctx, us));
+            DCP_TRY(c->fn(c->ctx, t));
         else if (who < N_TURNS)
-            read_turn(c, who - 1, us);
+            read_turn(c, who - 1, t);
         else
-            (void)roof_turn(c->r, c->r->unit, c->r->roof_steps, us);
+            (void)roof_turn(c->r, c->r->unit, c->r->roof_steps, t);
     }
     return DCP_OK;
 }
 
-/* Of each round the slowest rank. */
-static dcp_status slowest(struct bench_rank *r, double *times, int64_t n)
+static dcp_status span_of_turns(struct contest *c, int who, int64_t n, struct bench_span *out)
 {
-    DCP_TRY(dcp_group_allgather(r->g, times, (size_t)n * sizeof(double), r->gathered));
-    for (int64_t i = 0; i < n; i++) {
-        for (int k = 0; k < r->n; k++) {
-            const double x = r->gathered[(int64_t)k * n + i];
-            if (x > times[i]) times[i] = x;
-        }
-    }
+    DCP_TRY(bench_turn_times(c->r->g, c->turns[who], n, c->r->gathered, c->us));
+    *out = bench_span_of(c->us, n);
     return DCP_OK;
 }
 
@@ -251,14 +255,16 @@ static dcp_status run_rounds(struct contest *c, struct bench_line *line)
         done = n > 2 * MIN_ROUNDS ? 0 : 1;
     }
     for (int64_t i = done; i < n; i++) DCP_TRY(one_round(c, i));
-    for (int k = 0; k < N_TIMES; k++) DCP_TRY(slowest(r, c->times[k], n));
-    double us, flops = roof_turn(r, r->unit, r->roof_steps, &us);
+    struct bench_turn unused;
+    struct bench_span t;
+    double flops = roof_turn(r, r->unit, r->roof_steps, &unused);
     DCP_TRY(bench_sum(r, &flops));
-    line->matrix_GFLOPs = flops / bench_span_of(c->times[ROOF], n).median_us * 1e-3;
+    DCP_TRY(span_of_turns(c, ROOF, n, &t));
+    line->matrix_GFLOPs = flops / t.median_us * 1e-3;
     line->n_iters = n;
-    line->time = bench_span_of(c->times[0], n);
+    DCP_TRY(span_of_turns(c, 0, n, &line->time));
     for (int way = 0; way < BENCH_WAYS; way++) {
-        const struct bench_span t = bench_span_of(c->times[1 + way], n);
+        DCP_TRY(span_of_turns(c, 1 + way, n, &t));
         if (way == 0 || t.median_us < line->read.median_us) line->read = t;
     }
     return DCP_OK;
@@ -269,8 +275,11 @@ dcp_status bench_compete(struct bench_rank *r, bench_turn_fn *fn, void *ctx,
 {
     struct contest c = {.r = r, .fn = fn, .ctx = ctx, .copies = copies};
     void *mem = NULL;
-    DCP_TRY(dcp__alloc_array((size_t)N_TIMES * BENCH_MAX_ROUNDS, sizeof(double), "times", &mem));
-    for (int k = 0; k < N_TIMES; k++) c.times[k] = (double *)mem + (size_t)k * BENCH_MAX_ROUNDS;
+    DCP_TRY(dcp__alloc_array((size_t)N_TIMES * BENCH_MAX_ROUNDS,
+                             sizeof(struct bench_turn) + sizeof(double), "times", &mem));
+    for (int k = 0; k < N_TIMES; k++)
+        c.turns[k] = (struct bench_turn *)mem + (size_t)k * BENCH_MAX_ROUNDS;
+    c.us = (double *)(void *)(c.turns[N_TIMES - 1] + BENCH_MAX_ROUNDS);
     const dcp_status st = run_rounds(&c, line);
     dcp__free(mem);
     return st;

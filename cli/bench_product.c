@@ -150,13 +150,13 @@ static void give_back(struct bench *b)
 
 /* ---- turns ---- */
 
-static dcp_status run_product(void *ctx, double *us_out)
+static dcp_status run_product(void *ctx, struct bench_turn *turn_out)
 {
     struct bench *b = ctx;
     const struct weight *w = &b->weights[bench_next_copy(&b->copies)];
-    const int64_t t0 = dcp__now_ns();
+    turn_out->begin = dcp__now_ns();
     DCP_TRY(linear_run(b->linear, w, b->x, w->k, 1, b->y, w->n_rows));
-    *us_out = (double)(dcp__now_ns() - t0) * 1e-3;
+    turn_out->end = dcp__now_ns();
     return DCP_OK;
 }
 
@@ -199,13 +199,14 @@ static dcp_status check(struct bench *b, struct bench_line *line)
 static dcp_status run_case(struct bench *b, struct bench_line *line)
 {
     struct bench_memory memory;
-    double us, n_bytes = 0.0, n_rows;
+    double n_bytes = 0.0, n_rows;
+    struct bench_turn unused;
     DCP_TRY(take_memory(b));
     bench_memory_begin(&memory);
     DCP_TRY(dcp_group_barrier(b->r->g));
     DCP_TRY(linear_create(b->r->pool, b->c->is_exact ? COMPUTE_F32 : COMPUTE_DEFAULT, b->r->isa, 1,
                           &b->c->k, 1, &b->linear));
-    DCP_TRY(run_product(b, &us));
+    DCP_TRY(run_product(b, &unused));
     DCP_TRY(bench_memory_end(b->r, &memory, line));
     line->workspace_bytes = line->peak_extra_bytes;
     DCP_TRY(check(b, line));

@@ -60,7 +60,7 @@ def section(runs, models):
            f"{datetime.date.today().isoformat()}; load {m['load_before']:.1f} before the first run. Plain read {m['read_GBps']:.1f} GB/s at best; multiply-adds on "
            f"random data, GFLOP/s: {peaks}.", "",
            "`make bench-attend` writes this section. Attention, plain reads of the same bytes and the loop that shows the matrix peak take turns in the same "
-           "rounds, on the same CPUs; an iteration's time is its slowest rank's. Keys lie in as many copies as make 1 GiB, so that each run reads memory. "
+           "rounds, on the same CPUs; an iteration's time is from the first rank's start to the last one's end. Keys lie in as many copies as make 1 GiB, so that each run reads memory. "
            "*of plain read*: median time of a plain read of all ranks' keys and values (of the matrix), the faster of its loops, over the median time. *of matrix peak*: "
            "multiply-adds per second over the best of the machine's units. *error*: the largest of sampled outputs against an oracle in double, over the "
            "largest value (products: over their rms); *wrong*: elements beyond what the arithmetic allows. Memory: the largest rank's, beyond its "

@@ -41,6 +41,18 @@ class BenchAttend(unittest.TestCase):
         rows = self.bench("extend", "--keys", "100", "--tokens", "20")
         self.assertEqual([(r["case"], r["keys"], r["tokens"]) for r in rows], [("gqa-extend", 100, 20), ("mla-extend", 100, 20)])
 
+    def test_reads_of_more_ranks_than_cpus(self):
+        """A rank that waits for a CPU is no faster reader: see bench_cases.py."""
+        cpus = sorted(os.sched_getaffinity(0))[:2]
+        best = {len(cpus): 0, 8: 0}
+        for n in [*best] * 2:
+            p = subprocess.run([bench_cases.EXE, "bench", "attend", "--json", "--case", "gqa-decode", "--keys", "32K", "--iters", "6", "-n", str(n), "-t", "1"],
+                               capture_output=True, text=True, timeout=120, preexec_fn=lambda: os.sched_setaffinity(0, cpus))
+            self.assertEqual(p.returncode, 0, p.stderr)
+            machine = json.loads(p.stdout)["machine"]
+            best[n] = max(best[n], machine["read_GBps"])
+        self.assertLess(best[8], 1.5 * best[len(cpus)])
+
     def test_sweeps(self):
         rows = self.bench("attend", "--case", "gqa-decode", "--keys", "64..1K", "--factor", "4", "--ranks", "1,2,3", "--threads", "1,2", "--heads", "6",
                           "--kv-heads", "2", "--head-dim", "32", "--dtype", "f32,f16,bf16,int8,fp8")
