@@ -3,7 +3,8 @@
  * are read in place by the ranks of the same host; any other memory works, too. Between start and
  * wait this rank has time for something else.
  *
- *   cc merge_mpi.c $(pkg-config --cflags --libs dcpattn-openmpi) -lm && mpirun -n 4 ./a.out [algo] */
+ *   cc merge_mpi.c $(pkg-config --cflags --libs dcpattn-openmpi) -lm
+ *   mpirun.openmpi -n 4 ./a.out [algo]            with dcpattn-mpich: mpirun.mpich */
 #include <dcpattn/dcpattn.h>
 #include <dcpattn/mpi.h>
 

@@ -378,6 +378,28 @@ static dcp_status shared_split(dcp_group *g, const struct dcp__split *how, dcp_g
     return dcp__mpi_split(g, shared_comm(g), how, sub_out);
 }
 
+/* A launcher that speaks another MPI's protocol makes each process a world of one rank, which would
+ * merge what is its own and call that the whole. A world of several, or a launcher of one process, is
+ * as it should be: other launchers (srun) set the same variables. */
+static dcp_status check_launcher(void)
+{
+#ifdef OPEN_MPI
+    static const char variable[] = "PMI_SIZE", wanted[] = "Open MPI's (Debian: mpirun.openmpi)";
+#else
+    static const char variable[] = "OMPI_COMM_WORLD_SIZE";
+    static const char wanted[] = "its own (of MPICH on Debian: mpirun.mpich)";
+#endif
+    int size = 1;
+    (void)MPI_Comm_size(MPI_COMM_WORLD, &size);
+    const char *const text = getenv(variable);
+    const long launched = text != NULL ? strtol(text, NULL, 10) : 0;
+    if (size > 1 || launched < 2) return DCP_OK;
+    return FAIL(DCP_ERR_NOT_SUPPORTED,
+                "create_mpi: another MPI's launcher has started %ld processes (%s), but each is a "
+                "world of one rank for %s, with which this program is built; start it with %s",
+                launched, variable, DCP_MPI_NAME, wanted);
+}
+
 DCP_API dcp_status dcp_group_create_mpi(MPI_Comm comm, const dcp_group_opts *opts,
                                         dcp_group **group_out)
 {
@@ -394,6 +416,8 @@ DCP_API dcp_status dcp_group_create_mpi(MPI_Comm comm, const dcp_group_opts *opt
         return FAIL(DCP_ERR_ARG, "create_mpi: MPI is not initialised, or finalised already");
     }
     if (group_out == NULL) return FAIL(DCP_ERR_ARG, "create_mpi: group_out is NULL");
+    const dcp_status launched = check_launcher();
+    if (launched != DCP_OK) return launched;
     int size = 1;
     (void)MPI_Comm_size(comm, &size);
     struct dcp__group_opts mine = {.deadline_ns = INT64_C(30000000000)};

@@ -203,8 +203,22 @@ class Install(unittest.TestCase):
             p = subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", os.path.join(folder, "merge.c"), "-o", program, *flags.stdout.split()],
                                capture_output=True, text=True)
             self.assertEqual(p.returncode, 0, p.stderr)
+            self.refuses_the_others_launcher(name, program, env)
             if not shutil.which(MPIRUNS[name][0]):
                 continue
             p = subprocess.run([*MPIRUNS[name], program], capture_output=True, text=True, env=env, timeout=120)
             self.assertEqual(p.returncode, 0, p.stderr)
             self.assertEqual(sorted(p.stdout.split("\n"))[1:], ["rank 0 of 2: 0.5", "rank 1 of 2: 0.5"], name)
+
+    def refuses_the_others_launcher(self, name, program, env):
+        """Each process would be a world of one rank, and its result its own partial."""
+        other = MPIRUNS["mpich" if name == "openmpi" else "openmpi"]
+        if not shutil.which(other[0]):
+            return
+        p = subprocess.run([*other, program], capture_output=True, text=True, env=env, timeout=120)
+        self.assertNotEqual(p.returncode, 0, p.stdout)
+        self.assertNotIn(" of 1", p.stdout)
+        self.assertIn("another MPI's launcher has started 2 processes", p.stderr)
+        self.assertIn(MPIRUNS[name][0], p.stderr)
+        alone = subprocess.run([*other[:-1], "1", program], capture_output=True, text=True, env=env, timeout=120)
+        self.assertEqual((alone.returncode, alone.stdout), (0, "rank 0 of 1: 0\n"), alone.stderr)
