@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dcp-attn merge: every rank reads the partial that one file holds; the library merges. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/alloc_priv.h"
 #include "base/status_priv.h"
@@ -16,6 +18,9 @@
 
 #define CUT_CHOICES "heads|tokens|none"
 
+/* With --compare, as cmp and diff have it: 1 says that the results differ, and that alone. */
+enum { EXIT_DIFFERS = 1, EXIT_TROUBLE = 2 };
+
 struct merge_values {
     struct rank_opts rank;
     int lse_base; /* -1 = not given */
@@ -26,6 +31,7 @@ struct merge_values {
     bool json;
     char **files; /* one per rank */
     int n_files;
+    bool *differs; /* of --compare, in memory that the ranks share with who waits for them */
 };
 
 #define AT(field) offsetof(struct merge_values, field)
@@ -34,11 +40,12 @@ static const struct option_def merge_options[] = {
     {"output", 'o', OPT_STRING, AT(output), "FILE", 0, 0, NULL,
      "where the result goes (required without --compare)"},
     {"compare", 0, OPT_STRING, AT(compare), "FILE", 0, 0, NULL,
-     "a result to compare with: where and why it differs; exit 1 if it does"},
+     "a result to compare with: where and why it differs; exit 1 if it does, 2 if it cannot be "
+     "told"},
     {"rtol", 0, OPT_FLOAT, AT(rtol), "X", 0, 1e30, NULL,
      "of --compare: relative tolerance (default: f32 1e-5, bf16 2^-7, f16 2^-10)"},
     {"atol", 0, OPT_FLOAT, AT(atol), "X", 0, 1e30, NULL,
-     "of --compare: absolute (default rtol times the largest value of the row)"},
+     "of --compare: absolute (default rtol times the largest value of this run's row)"},
     {"cut", 0, OPT_ENUM, AT(cut), NULL, 0, 0, CUT_CHOICES,
      "how the ranks share the merging (default heads)"},
     {"algo", 0, OPT_ENUM, AT(algo), NULL, 0, 0, ALGO_CHOICES "|allreduce-temp",
@@ -78,6 +85,7 @@ struct merge_rank {
     void *merged;
     float *merged_lse;
     dcp_merge *merge;
+    bool differs; /* from the file of --compare */
 };
 
 /* What must be the same in all files. */
@@ -148,8 +156,8 @@ static dcp_status read_sink(const char *path, int64_t n_heads, float **sink_out)
 {
     struct st_file *f = NULL;
     const struct st_tensor *t = NULL;
-    DCP_TRY(st_open(path, &f));
-    dcp_status st = st_need(f, path, "sink", 1, &t);
+    dcp_status st = st_open(path, &f);
+    if (st == DCP_OK) st = st_need(f, path, "sink", 1, &t);
     if (st == DCP_OK && t->dims[0] != n_heads)
         st = dcp__fail(DCP_ERR_FORMAT, "%s: sink is [%lld] but out has %lld heads", path,
                        (long long)t->dims[0], (long long)n_heads);
@@ -157,7 +165,7 @@ static dcp_status read_sink(const char *path, int64_t n_heads, float **sink_out)
         st = dcp__alloc_array((size_t)n_heads, sizeof(float), "sink", (void **)sink_out);
     if (st == DCP_OK) st = st_read_f32(f, t, 0, n_heads, *sink_out);
     st_close(f);
-    return st;
+    return st == DCP_OK ? st : dcp__fail(st, "--sink: %s", dcp_last_error());
 }
 
 /* This rank's rows and heads of the merged result. */
@@ -311,17 +319,24 @@ static int merge_body(dcp_group *g, const struct merge_values *v, struct merge_r
         rc = merge_compare(g, &in, &compared);
     }
     if (rc != EXIT_DONE) return rc;
-    rc = compared.is_within ? EXIT_DONE : EXIT_FAILED;
-    if (dcp_group_rank(g) != 0) return rc;
-    print_report(g, v, &info, &stats, workspace_bytes, wire_bytes, &compared);
-    return finish_stdout(rc);
+    if (dcp_group_rank(g) == 0) {
+        print_report(g, v, &info, &stats, workspace_bytes, wire_bytes, &compared);
+        rc = finish_stdout(EXIT_DONE);
+    }
+    m->differs = rc == EXIT_DONE && !compared.is_within;
+    return rc;
 }
 
 static int merge_rank_main(dcp_group *g, void *ctx)
 {
     const struct merge_values *v = ctx;
     struct merge_rank m = {0};
-    const int rc = merge_body(g, v, &m);
+    int rc = merge_body(g, v, &m);
+    if (rc == EXIT_FAILED && v->compare != NULL) rc = EXIT_TROUBLE;
+    if (m.differs) rc = EXIT_DIFFERS;
+    /* Rank 0 has told it; the ranks of an MPI world share no memory. */
+    if (m.differs && (dcp_group_rank(g) == 0 || strcmp(dcp_group_kind(g), "mpi") == 0))
+        *v->differs = true;
     dcp_merge_destroy(m.merge);
     dcp_group_free(g, m.partial_lse);
     dcp_group_free(g, m.partial);
@@ -356,5 +371,17 @@ int cmd_merge(int argc, char **argv)
     if (would_replace(&merge_command, "-o", v.output, v.sink) ||
         would_replace(&merge_command, "-o", v.output, v.compare))
         return EXIT_USAGE;
-    return run_on_ranks(&v.rank, v.n_files, merge_rank_main, &v);
+    if (v.compare == NULL) return run_on_ranks(&v.rank, v.n_files, merge_rank_main, &v);
+    v.differs =
+        mmap(NULL, sizeof(*v.differs), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (v.differs == MAP_FAILED) {
+        (void)dcp__fail(DCP_ERR_NOMEM, "no memory that ranks share: %s", strerror(errno));
+        (void)failed();
+        return EXIT_TROUBLE;
+    }
+    rc = run_on_ranks(&v.rank, v.n_files, merge_rank_main, &v);
+    /* A rank that was killed, or a launch that failed, is no difference. */
+    if (rc == EXIT_DIFFERS && !*v.differs) rc = EXIT_TROUBLE;
+    (void)munmap(v.differs, sizeof(*v.differs));
+    return rc;
 }

@@ -123,7 +123,13 @@ bool all_ranks_ok(dcp_group *g, dcp_status local)
                (all[first].status != mine.status || strcmp(all[first].text, mine.text) != 0)) {
             first++;
         }
-        if (st != DCP_OK || first == dcp_group_rank(g)) launch_tell(g, local, text);
+        int n_same = 0;
+        for (int r = 0; st == DCP_OK && r < n; r++)
+            n_same += all[r].status == mine.status && strcmp(all[r].text, mine.text) == 0;
+        if (n_same == n && first == dcp_group_rank(g))
+            launch_tell_of_all(g, local, text);
+        else if (st != DCP_OK || first == dcp_group_rank(g))
+            launch_tell(g, local, text);
     }
     ok = ok && st == DCP_OK;
     for (int r = 0; ok && r < n; r++) ok = all[r].status == DCP_OK;

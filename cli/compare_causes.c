@@ -143,7 +143,8 @@ static double lse_distance(const struct cause_rows *s, double got, double there)
 {
     if (got == there) return 0.0; /* infinities too */
     const double distance =
-        fabs(got - there) / (2.0 * s->lse_rtol * fmax(1.0, fabs(there)) + 1e-30);
+        fabs(got - there) /
+        (2.0 * s->lse_rtol * fmax(1.0, isfinite(got) ? fabs(got) : 0.0) + 1e-30);
     return isnan(distance) ? (double)INFINITY : distance;
 }
 
@@ -158,16 +159,16 @@ struct cause_distance cause_distance(const struct cause_rows *s, enum cause_kind
         const double lse = merge_row(s, kind, a, b, row, got, NULL);
         if (s->other_lse != NULL)
             worst_lse = fmax(worst_lse, lse_distance(s, lse, (double)s->other_lse[row]));
-        double top = 0.0;
+        double top = 0.0; /* as in the comparison: of what is held to be right */
         for (int64_t d = 0; d < s->dim; d++) {
-            if (isfinite(other[d])) top = fmax(top, fabs((double)other[d]));
+            if (isfinite(got[d])) top = fmax(top, fabs(got[d]));
         }
         for (int64_t d = 0; d < s->dim; d++) {
             const double x = (double)other[d];
             const double slack = s->atol >= 0 ? s->atol : s->rtol * top;
             /* Roundings of the other program on the way: twice what a right result may differ by;
              * where bf16 is the mistake, a value halfway may have gone either way. */
-            double allowed = 2.0 * (slack + s->rtol * fabs(x)) + 1e-30;
+            double allowed = 2.0 * (slack + s->rtol * fabs(got[d])) + 1e-30;
             if (kind == CAUSE_RESULT_BF16) allowed += 1e-3 * element_ulp(DCP_BF16, x);
             double distance = fabs(got[d] - x) / allowed;
             if (kind == CAUSE_RESULT_BF16 && fabs(got[d] - x) <= element_ulp(DCP_BF16, x) * 1.01 &&

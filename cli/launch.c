@@ -101,7 +101,7 @@ static void wait_for_turn(dcp_status st, int rank)
     (void)nanosleep(&pause, NULL);
 }
 
-void launch_tell(const dcp_group *g, dcp_status st, const char *text)
+static void tell(const dcp_group *g, dcp_status st, const char *text, bool is_of_all)
 {
     struct launch_board *const board = board_in_use;
     const int rank = g != NULL ? dcp_group_rank(g) : 0;
@@ -110,7 +110,7 @@ void launch_tell(const dcp_group *g, dcp_status st, const char *text)
             st == DCP_ERR_MISMATCH || st == DCP_ERR_NONFINITE || st == DCP_ERR_NOT_SUPPORTED;
         if (in_turn && is_known_to_all && rank != 0) return;
         if (in_turn) wait_for_turn(st, rank);
-        if (g != NULL && dcp_group_size(g) > 1) {
+        if (g != NULL && dcp_group_size(g) > 1 && !is_of_all) {
             fprintf(stderr, "dcp-attn: rank %d: %s\n", rank, message_plain(text));
         } else {
             fprintf(stderr, "dcp-attn: %s\n", message_plain(text));
@@ -120,8 +120,19 @@ void launch_tell(const dcp_group *g, dcp_status st, const char *text)
     struct launch_note *const note = &board->notes[rank];
     if (atomic_load(&note->order) != 0) return; /* the first cause counts */
     note->status = (int32_t)st;
+    note->is_of_all = is_of_all;
     snprintf(note->text, sizeof(note->text), "%s", text);
     atomic_store(&note->order, atomic_fetch_add(&board->n_told, 1) + 1);
+}
+
+void launch_tell(const dcp_group *g, dcp_status st, const char *text)
+{
+    tell(g, st, text, false);
+}
+
+void launch_tell_of_all(const dcp_group *g, dcp_status st, const char *text)
+{
+    tell(g, st, text, true);
 }
 
 static void print_root(const struct launch_board *board)
@@ -130,7 +141,7 @@ static void print_root(const struct launch_board *board)
     if (root < 0) return;
     const struct launch_note *const note = &board->notes[root];
     /* A text of the group names its ranks itself. */
-    if (board->n > 1 && !launch_is_echo(note->status)) {
+    if (board->n > 1 && !note->is_of_all && !launch_is_echo(note->status)) {
         fprintf(stderr, "dcp-attn: rank %d: %s\n", root, message_plain(note->text));
     } else {
         fprintf(stderr, "dcp-attn: %s\n", message_plain(note->text));

@@ -28,6 +28,8 @@ int launch_run(const struct launch_opts *opts, launch_fn *fn, void *ctx);
  * all that the ranks have told, once (texts of peers that only noticed come last). Prints nothing
  * itself where there is somebody to print; safe outside of launch_run, where it prints at once. */
 void launch_tell(const dcp_group *g, dcp_status st, const char *text);
+/* The same for what every rank has found: told by one of them, without its number. */
+void launch_tell_of_all(const dcp_group *g, dcp_status st, const char *text);
 
 /* True in the process that speaks for all: rank 0 by the launcher's variables, or the only one. */
 bool launch_mpi_env_is_first(void);

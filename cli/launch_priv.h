@@ -12,6 +12,7 @@
 struct launch_note {
     _Atomic uint32_t order; /* 0 = nothing told; else the how-manieth to tell */
     int32_t status;
+    int32_t is_of_all; /* every rank says so: its number would mislead */
     char text[1000];
 };
 struct launch_board {

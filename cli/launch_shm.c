@@ -136,6 +136,10 @@ static void print_cause(const struct brood *b)
         used += (size_t)snprintf(more + used, sizeof(more) - used, "; rank %d (pid %d) is stopped",
                                  r, (int)b->children[r].pid);
     }
+    if (note != NULL && note->is_of_all) {
+        fprintf(stderr, "dcp-attn: %s%s\n", message_plain(note->text), more);
+        return;
+    }
     if (note != NULL && !launch_is_echo(note->status)) {
         fprintf(stderr, "dcp-attn: rank %d: %s%s\n", root, message_plain(note->text), more);
         return;

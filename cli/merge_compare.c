@@ -12,6 +12,7 @@
 #include "cli/common.h"
 #include "cli/compare_causes.h"
 #include "cli/elements.h"
+#include "cli/message.h"
 #include "engine/safetensors_read.h"
 
 enum { SAMPLED_ROWS = 48 };
@@ -25,14 +26,14 @@ struct other_file {
 
 /* What a rank found in its part, as it travels. */
 struct found {
-    int64_t n_beyond, n_lse_beyond;
+    int64_t n_beyond, n_lse_beyond, n_nonfinite;
     struct compare_place out, lse;
     double score, lse_score;
 };
 
 /* ---- the other file ---- */
 
-static dcp_status open_other(const struct compare_input *in, struct other_file *o)
+static dcp_status find_other(const struct compare_input *in, struct other_file *o)
 {
     DCP_TRY(st_open(in->path, &o->file));
     DCP_TRY(st_need(o->file, in->path, "out", 3, &o->out));
@@ -49,6 +50,12 @@ static dcp_status open_other(const struct compare_input *in, struct other_file *
                          in->path, (long long)o->lse->dims[0], (long long)o->lse->dims[1],
                          (long long)d[0], (long long)d[1]);
     return DCP_OK;
+}
+
+static dcp_status open_other(const struct compare_input *in, struct other_file *o)
+{
+    const dcp_status st = find_other(in, o);
+    return st == DCP_OK ? st : dcp__fail(st, "--compare: %s", dcp_last_error());
 }
 
 static double type_rtol(dcp_dtype type)
@@ -87,17 +94,19 @@ static void compare_row(const struct compare_input *in, const struct compare_rep
 {
     double top = 0.0;
     for (int64_t d = 0; d < in->dim; d++) {
-        if (isfinite(there[d])) top = fmax(top, fabs((double)there[d]));
+        const double x = fabs(element_get(in->dtype, in->merged, row * in->dim + d));
+        if (isfinite(x)) top = fmax(top, x);
     }
     const double slack = rep->atol >= 0 ? rep->atol : rep->rtol * top;
     for (int64_t d = 0; d < in->dim; d++) {
         struct compare_place p = {.t = t, .h = h, .d = d};
         p.here = element_get(in->dtype, in->merged, row * in->dim + d);
         p.there = (double)there[d];
-        p.allowed = slack + rep->rtol * fabs(p.there);
+        p.allowed = slack + rep->rtol * (isfinite(p.here) ? fabs(p.here) : 0.0);
         const double score = score_of(p.here, p.there, p.allowed, &p.error);
         p.ulps = p.error / element_ulp(rep->type, p.there);
         if (score > 1.0) f->n_beyond++;
+        if (!isfinite(p.error)) f->n_nonfinite++;
         see(score, &p, &f->score, &f->out);
     }
 }
@@ -110,10 +119,11 @@ static void compare_lse(const struct compare_input *in, const struct compare_rep
     const dcp_dtype type = st_to_dcp(o->lse->dtype);
     p.here = (double)in->merged_lse[row];
     p.there = (double)there;
-    p.allowed = fmax(type_rtol(type), rep->rtol) * fmax(1.0, fabs(p.there));
+    p.allowed = fmax(type_rtol(type), rep->rtol) * fmax(1.0, isfinite(p.here) ? fabs(p.here) : 0.0);
     const double score = score_of(p.here, p.there, p.allowed, &p.error);
     p.ulps = p.error / element_ulp(type, p.there);
     if (score > 1.0) f->n_lse_beyond++;
+    if (!isfinite(p.error)) f->n_nonfinite++;
     see(score, &p, &f->lse_score, &f->lse);
 }
 
@@ -418,10 +428,14 @@ static dcp_status diagnose(const struct compare_input *in, const struct other_fi
     if (s.rows.n_rows == 0) return DCP_OK;
     const dcp_status st = take_samples(in, o, n, &s);
     if (st == DCP_OK && n <= COMPARE_MAX_WEIGHTS) {
+        const bool is_lse = rep->n_beyond == 0 && rep->n_lse_beyond > 0;
+        const struct compare_place *const worst = is_lse ? &rep->lse : &rep->out;
         rep->n_weights = n;
-        cause_weights(&s.rows, rep->out.t, rep->out.h, rep->weights);
+        rep->weights_t = worst->t;
+        rep->weights_h = worst->h;
+        cause_weights(&s.rows, worst->t, worst->h, rep->weights);
         for (int r = 0; r < n; r++)
-            rep->lses[r] = (double)s.lse[r * n_all + rep->out.t * in->n_heads + rep->out.h];
+            rep->lses[r] = (double)s.lse[r * n_all + worst->t * in->n_heads + worst->h];
     }
     if (st == DCP_OK && !rep->is_within) {
         look_for_doubles(in, &s, rep);
@@ -465,6 +479,7 @@ int merge_compare(dcp_group *g, const struct compare_input *in, struct compare_r
         for (int r = 0; r < n; r++) {
             rep->n_beyond += all[r].n_beyond;
             rep->n_lse_beyond += all[r].n_lse_beyond;
+            rep->n_nonfinite += all[r].n_nonfinite;
             if (all[r].out.t >= 0) see(all[r].score, &all[r].out, &score, &rep->out);
             if (all[r].lse.t >= 0) see(all[r].lse_score, &all[r].lse, &lse_score, &rep->lse);
         }
@@ -487,11 +502,19 @@ static void print_place(const char *what, const struct compare_place *p, dcp_dty
                  (long long)p->h, (long long)p->d);
     else
         snprintf(where, sizeof(where), "token %lld, head %lld", (long long)p->t, (long long)p->h);
-    fprintf(to,
-            "%s: worst at %s: %.9g here, %.9g there; off by %.3g: %.3g ULPs of %s, relative %.3g; "
-            "%.3g allowed\n",
-            what, where, p->here, p->there, p->error, p->ulps, dcp_dtype_name(type),
-            p->there != 0 ? p->error / fabs(p->there) : (double)INFINITY, p->allowed);
+    fprintf(to, "%s: worst at %s: %.9g here, %.9g there; ", what, where, p->here, p->there);
+    if (isfinite(p->error)) {
+        fprintf(to, "off by %.3g: %.3g ULPs of %s", p->error, p->ulps, dcp_dtype_name(type));
+        if (p->there != 0) fprintf(to, ", relative %.3g", p->error / fabs(p->there));
+        fprintf(to, "; %.3g allowed\n", p->allowed);
+    } else {
+        fprintf(to, "%s\n",
+                isnan(p->there)      ? "NaN there alone"
+                : isnan(p->here)     ? "NaN here alone"
+                : isfinite(p->here)  ? "infinite there, finite here"
+                : isfinite(p->there) ? "infinite here, finite there"
+                                     : "infinite in both, with other signs");
+    }
 }
 
 void compare_print(const struct compare_report *r, FILE *to)
@@ -499,11 +522,16 @@ void compare_print(const struct compare_report *r, FILE *to)
     fprintf(to, "%s %s\n", r->path, r->is_within ? "agrees" : "DIFFERS");
     if (r->out.t >= 0) print_place("out", &r->out, r->type, to);
     if (r->has_lse && r->lse.t >= 0) print_place("lse", &r->lse, DCP_F32, to);
+    if (!r->has_lse) fprintf(to, "lse: %s has none: not compared\n", r->path);
     if (!r->is_within)
-        fprintf(to, "%lld values and %lld LSEs beyond the tolerance\n", (long long)r->n_beyond,
-                (long long)r->n_lse_beyond);
+        fprintf(to, "%lld value%s and %lld LSE%s beyond the tolerance\n", (long long)r->n_beyond,
+                message_s(r->n_beyond), (long long)r->n_lse_beyond, message_s(r->n_lse_beyond));
+    if (r->n_nonfinite > 0)
+        fprintf(to, "%lld of them NaN or infinite in one result and not in the other\n",
+                (long long)r->n_nonfinite);
     for (int i = 0; i < r->n_weights; i++)
-        fprintf(to, "rank %d had weight %.6g there (lse %.9g)\n", i, r->weights[i], r->lses[i]);
+        fprintf(to, "at token %lld, head %lld rank %d has weight %.6g (lse %.9g)\n",
+                (long long)r->weights_t, (long long)r->weights_h, i, r->weights[i], r->lses[i]);
     for (int i = 0; i < r->n_guesses; i++) fprintf(to, "likely: %s\n", r->guesses[i]);
     if (!r->is_within && r->n_guesses == 0)
         fprintf(to, "none of the usual causes gives these numbers\n");
@@ -533,8 +561,16 @@ void compare_json(const struct compare_report *r, struct json_out *j, const char
     jout_num(j, "atol", r->atol >= 0 ? r->atol : (double)NAN);
     jout_int(j, "beyond", r->n_beyond);
     jout_int(j, "lse_beyond", r->n_lse_beyond);
+    jout_int(j, "nonfinite", r->n_nonfinite);
+    jout_bool(j, "lse_compared", r->has_lse);
     if (r->out.t >= 0) json_place(&r->out, j, "out");
     if (r->has_lse && r->lse.t >= 0) json_place(&r->lse, j, "lse");
+    if (r->n_weights > 0) {
+        jout_object(j, "weights_at");
+        jout_int(j, "token", r->weights_t);
+        jout_int(j, "head", r->weights_h);
+        jout_object_end(j);
+    }
     jout_array(j, "weights");
     for (int i = 0; i < r->n_weights; i++) jout_num(j, NULL, r->weights[i]);
     jout_array_end(j);

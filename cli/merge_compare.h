@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* merge --compare: a result that came from elsewhere against the one of this run. Says where they
- * differ most, by how much, which ranks had weight there, and which usual mistake would give the
- * other file's numbers. */
+ * differ most, by how much, which weights the ranks have there, and which usual mistake would give
+ * the other file's numbers. What may differ is measured by this run's numbers: a wild value in the
+ * other file must not hide its neighbours. */
 #ifndef DCP_CLI_MERGE_COMPARE_H
 #define DCP_CLI_MERGE_COMPARE_H
 
@@ -28,7 +29,7 @@ enum { COMPARE_MAX_GUESSES = 6, COMPARE_MAX_WEIGHTS = 64, COMPARE_TEXT_BYTES = 2
 
 struct compare_place {
     int64_t t, h, d;
-    double here, there, error, allowed, ulps;
+    double here, there, error, allowed, ulps; /* error is inf or NaN if one of both is no number */
 };
 
 struct compare_report {
@@ -37,9 +38,12 @@ struct compare_report {
     double rtol, atol; /* atol < 0: rtol times the largest value of the row */
     dcp_dtype type;    /* the coarser of both results: ULPs are of it */
     int64_t n_beyond, n_lse_beyond;
-    bool has_lse;
+    int64_t
+        n_nonfinite; /* of both: NaN or infinite in one result alone, or infinities of both signs */
+    bool has_lse;    /* the other file has LSEs */
     struct compare_place out, lse; /* the worst */
-    int n_weights;                 /* of the worst row; on rank 0 */
+    int n_weights;                 /* of the worst row, (weights_t, weights_h); on rank 0 */
+    int64_t weights_t, weights_h;
     double weights[COMPARE_MAX_WEIGHTS], lses[COMPARE_MAX_WEIGHTS];
     int n_guesses; /* on rank 0 */
     char guesses[COMPARE_MAX_GUESSES][COMPARE_TEXT_BYTES];

@@ -203,10 +203,15 @@ class Compare(unittest.TestCase):
         said = json.loads(out)["compare"]
         self.assertEqual(rc, 0 if said["within"] else 1)
         rc_text, text, _ = run(*args)
+        self.said = text
         self.assertEqual(rc_text, rc)
         for g in said["guesses"]:
             self.assertIn("likely: " + g, text)
         return said
+
+    def text(self, result, *args, **more):
+        self.compare(result, *args, **more)
+        return self.said
 
     def guessed(self, words, result, *args, **more):
         said = self.compare(result, *args, **more)
@@ -256,7 +261,63 @@ class Compare(unittest.TestCase):
         self.assertEqual((said["within"], said["beyond"], said["lse_beyond"]), (False, 0, 1))
         self.assertEqual((said["lse"]["token"], said["lse"]["head"]), (2, 1))
         self.assertEqual(said["guesses"], [])
-        self.assertTrue(self.compare((merged, lse), with_lse=False)["within"])
+        self.assertEqual(said["weights_at"], {"token": 2, "head": 1})
+        self.assertTrue(said["lse_compared"])
+        said = self.compare((merged, lse), with_lse=False)
+        self.assertEqual((said["within"], said["lse_compared"], "lse" in said), (True, False, False))
+        self.assertIn(f"lse: {self.path('other.safetensors')} has none: not compared\n", self.text((merged, lse), with_lse=False))
+
+    def test_outlier_hides_nothing(self):
+        """What is allowed is measured by this run's values: a wild one in the other file must not widen it for its neighbours."""
+        merged, lse = self.merged()
+        merged[0], merged[1] = 1e6, merged[1] + 0.01
+        said = self.compare((merged, lse))
+        self.assertEqual(said["beyond"], 2, said)
+        lse[1] = 1e9
+        self.assertEqual(self.compare((self.merged()[0], lse))["lse_beyond"], 1)
+
+    def test_not_finite(self):
+        for value, words in ((math.nan, "NaN there alone"), (math.inf, "infinite there, finite here"), (-math.inf, "infinite there")):
+            merged, lse = self.merged()
+            merged[4] = value
+            merged[9] += 0.5
+            said = self.compare((merged, lse))
+            self.assertEqual((said["beyond"], said["nonfinite"], said["out"]["dim"], said["out"]["ulps"]), (2, 1, 4, None))
+            text = self.text((merged, lse))
+            self.assertIn(words, text)
+            self.assertIn("1 of them NaN or infinite in one result and not in the other", text)
+            self.assertNotRegex(text, r"nan ULPs|inf ULPs|relative (nan|inf)")
+
+    def test_names_the_row_of_the_weights(self):
+        merged, lse = self.merged()
+        merged[(3 * H + 1) * D] += 0.25
+        text = self.text((merged, lse))
+        for r in range(N):
+            self.assertRegex(text, rf"at token 3, head 1 rank {r} has weight 0\.\d+ \(lse ")
+
+    def test_exit_codes(self):
+        """1 says that the results differ and nothing else."""
+        merged, lse = self.merged()
+        files = self.partials()
+        other = self.path("other.safetensors")
+        compare = ("merge", "--lse-base", "e", "--compare", other)
+        for delta, want in ((0.0, 0), (0.25, 1)):
+            write(other, out=("F32", [T, H, D], [x + delta for x in merged]), lse=("F32", [T, H], lse))
+            for comm in ("shm", "threads"):
+                self.assertEqual(run(*compare, "--comm", comm, *files)[0], want)
+            for rc, out, err in mpi_runs("-n", str(N), EXE, *compare, *files):
+                self.assertEqual(rc, want, err)
+            with open("/dev/null") as unwritable:
+                p = subprocess.run([EXE, *compare, *files], stdout=unwritable, stderr=subprocess.PIPE, text=True)
+            self.assertEqual(p.returncode, 2, p.stderr)
+        for bad in (["--sink", self.path("none")], ["-o", self.path("none/out")], ["--deadline", "x"]):
+            rc, _, err = run(*compare, *bad, *files)
+            self.assertEqual(rc, 2, err)
+        self.assertEqual(run(*compare, files[0], self.path("none"))[0], 2)
+        rc, _, err = run(*compare, *files, env={"DCP_ATTN_FAULT": "kill:record:1"})
+        self.assertEqual(rc, 2, err)
+        rc, _, err = run("merge", "--lse-base", "e", "-o", self.path("out"), files[0], self.path("none"))
+        self.assertEqual(rc, 1, err)
 
     def test_wrong_lse_beside_many_rows(self):
         """The row of the wrong LSE is looked at, however many there are."""
@@ -347,10 +408,13 @@ class Compare(unittest.TestCase):
     def test_refused(self):
         files = self.partials()
         rc, out, err = run("merge", "--lse-base", "e", "--compare", self.path("none"), *files)
-        self.assertEqual((rc, out), (1, ""))
-        self.assertIn(self.path("none"), err)
+        self.assertEqual((rc, out), (2, ""))
+        self.assertTrue(err.startswith("dcp-attn: --compare: cannot open '" + self.path("none")), err)
         write(self.path("small"), out=("F32", [T, H, 1], [0.0] * (T * H)))
         rc, out, err = run("merge", "--lse-base", "e", "--compare", self.path("small"), *files)
-        self.assertEqual((rc, out), (1, ""))
+        self.assertEqual((rc, out), (2, ""))
         self.assertIn(f"[{T},{H},1]", err)
+        self.assertTrue(err.startswith("dcp-attn: --compare: "), err)
+        rc, out, err = run("merge", "--lse-base", "e", "-o", self.path("out"), "--sink", self.path("none"), *files)
+        self.assertEqual((rc, err[:len("dcp-attn: --sink: ")]), (1, "dcp-attn: --sink: "))
         self.assertEqual(run("merge", "--lse-base", "e", *files)[0], 2)
