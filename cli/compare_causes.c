@@ -49,6 +49,7 @@ static struct part part_of(const struct cause_rows *s, enum cause_kind kind, int
     if (kind == CAUSE_ZERO_IS_EMPTY && p.lse == 0.0 && is_zero_row(p.payload, s->dim))
         p.is_empty = true;
     if (kind == CAUSE_MISSING && r == a) p.is_empty = true;
+    if (kind == CAUSE_ONE_PARTIAL && r != a) p.is_empty = true;
     if (kind == CAUSE_LSE_BF16) p.lse = element_round(DCP_BF16, p.lse);
     return p;
 }
@@ -65,8 +66,9 @@ static double merge_row(const struct cause_rows *s, enum cause_kind kind, int a,
                         double *to, double *weights)
 {
     double top = -INFINITY, sum = 0.0;
-    const double sink = s->sink != NULL && kind != CAUSE_SINK_MISSING ? (double)s->sink[s->h[row]]
-                                                                      : -(double)INFINITY;
+    const bool has_sink =
+        s->sink != NULL && kind != CAUSE_SINK_MISSING && kind != CAUSE_ONE_PARTIAL;
+    const double sink = has_sink ? (double)s->sink[s->h[row]] : -(double)INFINITY;
     int n_some = 0;
     for (int r = 0; r < s->n_ranks; r++) {
         const struct part p = part_of(s, kind, a, b, r, row);
@@ -94,6 +96,7 @@ static double merge_row(const struct cause_rows *s, enum cause_kind kind, int a,
         if (!p.is_empty && has_some) w = power(s, kind, p.lse - top) / sum;
         if (kind == CAUSE_TWICE && r == a) w *= 2.0;
         if (kind == CAUSE_NO_WEIGHTS && !p.is_empty) w = 1.0 / n_some;
+        if (kind == CAUSE_PLAIN_SUM && !p.is_empty) w = 1.0;
         if (kind == CAUSE_NOT_NORMALISED && !p.is_empty) w = power(s, kind, p.lse);
         if (weights != NULL) weights[r] = w;
         for (int64_t d = 0; to != NULL && w > 0.0 && d < s->dim; d++) {
@@ -117,6 +120,16 @@ void cause_weights(const struct cause_rows *s, int64_t t, int64_t h, double *wei
     (void)merge_row(&one, CAUSE_NONE, 0, 0, 0, NULL, weights);
 }
 
+double cause_lse(const struct cause_rows *s, int64_t t, int64_t h)
+{
+    struct cause_rows one = *s;
+    one.n_rows = 1;
+    one.t = &t;
+    one.h = &h;
+    one.dim = 0;
+    return merge_row(&one, CAUSE_NONE, 0, 0, 0, NULL, NULL);
+}
+
 bool cause_applies(const struct cause_rows *s, enum cause_kind kind)
 {
     switch (kind) {
@@ -127,9 +140,12 @@ bool cause_applies(const struct cause_rows *s, enum cause_kind kind)
         return s->kv_len != NULL;
     case CAUSE_TRANSPOSED:
         return s->n_tokens > 1 && s->n_heads > 1;
+    case CAUSE_MISSING: /* of two ranks: one partial alone */
+        return s->n_ranks > 2;
     case CAUSE_TWICE:
-    case CAUSE_MISSING:
     case CAUSE_REPLACED:
+    case CAUSE_ONE_PARTIAL:
+    case CAUSE_PLAIN_SUM:
     case CAUSE_NO_WEIGHTS:
         return s->n_ranks > 1;
     case CAUSE_LSE_OUT_BASE:

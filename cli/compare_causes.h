@@ -33,9 +33,11 @@ enum cause_kind {
     CAUSE_EMPTY_IS_ZERO,
     CAUSE_ZERO_IS_EMPTY,
     CAUSE_KV_LEN_IGNORED,
-    CAUSE_TWICE,    /* rank a counted twice */
-    CAUSE_MISSING,  /* rank a left out */
-    CAUSE_REPLACED, /* rank a's partial in the place of rank b's */
+    CAUSE_TWICE,       /* rank a counted twice */
+    CAUSE_MISSING,     /* rank a left out */
+    CAUSE_REPLACED,    /* rank a's partial in the place of rank b's */
+    CAUSE_ONE_PARTIAL, /* rank a's partial as it is */
+    CAUSE_PLAIN_SUM,
     CAUSE_NO_WEIGHTS,
     CAUSE_NOT_NORMALISED,
     CAUSE_SINK_MISSING,
@@ -49,6 +51,8 @@ enum cause_kind {
 
 /* Weights of the ranks at (t, h) as declared, 0 for empty ones; [n_ranks]. */
 void cause_weights(const struct cause_rows *rows, int64_t t, int64_t h, double *weights);
+/* The right LSE at (t, h), without the sink. */
+double cause_lse(const struct cause_rows *rows, int64_t t, int64_t h);
 /* How far the other result is from what the mistake gives: the largest errors over the sampled rows
  * in units of twice what a right result may differ by. Not above 1: the mistake explains them. */
 struct cause_distance {

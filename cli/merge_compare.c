@@ -5,12 +5,14 @@
 
 #include <math.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc_priv.h"
 #include "base/status_priv.h"
 #include "cli/common.h"
 #include "cli/compare_causes.h"
+#include "cli/compare_place.h"
 #include "cli/elements.h"
 #include "cli/message.h"
 #include "engine/safetensors_read.h"
@@ -298,6 +300,13 @@ static void say(struct compare_report *rep, const struct compare_input *in, enum
     case CAUSE_REPLACED:
         guess(rep, "the other result has rank %d's file in the place of rank %d's", a, b);
         break;
+    case CAUSE_ONE_PARTIAL:
+        guess(rep, "the other result is rank %d's partial (%s) alone: nothing was merged", a,
+              in->files[a]);
+        break;
+    case CAUSE_PLAIN_SUM:
+        guess(rep, "the other result is the plain sum of the partials: no weights");
+        break;
     case CAUSE_NO_WEIGHTS:
         guess(rep, "the other result is the plain mean of the ranks: no weights");
         break;
@@ -373,7 +382,8 @@ static void say_causes(const struct compare_input *in, const struct samples *s,
     for (int kind = CAUSE_NONE + 1; kind < CAUSE_COUNT; kind++) {
         const enum cause_kind k = (enum cause_kind)kind;
         if (!cause_applies(&s->rows, k)) continue;
-        const bool has_a = k == CAUSE_TWICE || k == CAUSE_MISSING || k == CAUSE_REPLACED;
+        const bool has_a =
+            k == CAUSE_TWICE || k == CAUSE_MISSING || k == CAUSE_REPLACED || k == CAUSE_ONE_PARTIAL;
         for (int a = 0; a < (has_a ? n : 1); a++) {
             for (int b = 0; b < (k == CAUSE_REPLACED ? n : 1); b++) {
                 if (k == CAUSE_REPLACED && a == b) continue;
@@ -384,15 +394,61 @@ static void say_causes(const struct compare_input *in, const struct samples *s,
     }
 }
 
-static void try_causes(const struct compare_input *in, const struct samples *s,
-                       struct compare_report *rep)
+struct reader {
+    const struct compare_input *in;
+    const struct other_file *o;
+};
+
+static dcp_status read_other_row(void *ctx, int64_t t, int64_t h, float *to)
+{
+    const struct reader *r = ctx;
+    return st_read_f32(r->o->file, r->o->out, (t * r->in->n_heads + h) * r->in->dim, r->in->dim,
+                       to);
+}
+
+/* Rows elsewhere, or all of them smaller. */
+static dcp_status say_places(const struct compare_input *in, const struct other_file *o,
+                             const struct samples *s, struct compare_report *rep)
+{
+    void *row = NULL;
+    struct reader reader = {in, o};
+    DCP_TRY(dcp__alloc_array((size_t)in->dim, sizeof(float), "a row to look for", &row));
+    for (int of_heads = 1; of_heads >= 0; of_heads--) {
+        struct compare_shift shift;
+        const dcp_status st =
+            compare_find_shift(&s->rows, of_heads != 0, read_other_row, &reader, row, &shift);
+        if (st != DCP_OK) {
+            dcp__free(row);
+            return st;
+        }
+        const char *const what = of_heads != 0 ? "head" : "token";
+        if (shift.by != 0)
+            guess(rep, "the other result has %ss %s by %lld: the row of %s i is at %s i%+lld", what,
+                  shift.rotates ? "rotated" : "shifted", llabs((long long)shift.by), what, what,
+                  (long long)shift.by);
+    }
+    dcp__free(row);
+    int64_t head = 0;
+    double sink = 0.0;
+    if (compare_finds_sink(&s->rows, &head, &sink))
+        guess(rep,
+              "the other result has a sink that this run was not given (--sink; that of head %lld "
+              "is about %.4g)",
+              (long long)head, sink);
+    return DCP_OK;
+}
+
+static dcp_status try_causes(const struct compare_input *in, const struct other_file *o,
+                             const struct samples *s, struct compare_report *rep)
 {
     bool out_is_told = false;
-    if (is_own_fault(s, rep, &out_is_told)) return;
+    if (is_own_fault(s, rep, &out_is_told)) return DCP_OK;
     const int n_before = rep->n_guesses;
     say_causes(in, s, rep, false);
     /* Its LSEs may be wrong in a way of their own; where out agrees, they are what must be told. */
     if (rep->n_guesses == n_before && !out_is_told) say_causes(in, s, rep, true);
+    if (rep->n_guesses > n_before || out_is_told) return DCP_OK;
+    return say_places(in, o, s, rep);
 }
 
 /* Rank 0 alone. Only the files it can read help; without them there are no weights and guesses. */
@@ -426,7 +482,7 @@ static dcp_status diagnose(const struct compare_input *in, const struct other_fi
         add_sample(&s, row / in->n_heads, row % in->n_heads);
     }
     if (s.rows.n_rows == 0) return DCP_OK;
-    const dcp_status st = take_samples(in, o, n, &s);
+    dcp_status st = take_samples(in, o, n, &s);
     if (st == DCP_OK && n <= COMPARE_MAX_WEIGHTS) {
         const bool is_lse = rep->n_beyond == 0 && rep->n_lse_beyond > 0;
         const struct compare_place *const worst = is_lse ? &rep->lse : &rep->out;
@@ -439,7 +495,7 @@ static dcp_status diagnose(const struct compare_input *in, const struct other_fi
     }
     if (st == DCP_OK && !rep->is_within) {
         look_for_doubles(in, &s, rep);
-        try_causes(in, &s, rep);
+        st = try_causes(in, o, &s, rep);
     }
     give_back(&s);
     return st;

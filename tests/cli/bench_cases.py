@@ -391,6 +391,44 @@ class Compare(unittest.TestCase):
 
     def test_no_weights(self):
         self.guessed("plain mean", self.merged(weight=1.0 / N))
+        self.guessed("plain sum", self.merged(weight=1.0))
+
+    def only(self, words, *args, **more):
+        said = self.guessed(words, *args, **more)
+        self.assertEqual(len(said["guesses"]), 1, said)
+
+    def test_one_partial(self):
+        for r in range(N):
+            self.only(f"is rank {r}'s partial", (self.out[r], self.lse[r]))
+            self.only(f"is rank {r}'s partial", (self.out[r], self.merged()[1]))
+        self.only("is rank 1's partial", (self.out[1], self.lse[1]), files=self.partials()[:2])
+
+    def test_shifted(self):
+        merged, lse = self.merged()
+        rows = [merged[i * D:(i + 1) * D] for i in range(T * H)]
+        zero = [0.0] * D
+
+        def put(heads, tokens, wraps):
+            out = []
+            for t in range(T):
+                for h in range(H):
+                    x, y = t - tokens, h - heads
+                    is_in = 0 <= x < T and 0 <= y < H
+                    out += rows[x % T * H + y % H] if is_in or wraps else zero
+            return out, lse
+
+        self.only("heads rotated by 1: the row of head i is at head i+1", put(1, 0, True))
+        self.only("heads rotated by 1: the row of head i is at head i-1", put(-1, 0, True))
+        self.only("heads shifted by 1: the row of head i is at head i+1", put(1, 0, False))
+        self.only("tokens rotated by 2: the row of token i is at token i-2", put(0, -2, True))
+        self.only("tokens shifted by 1: the row of token i is at token i+1", put(0, 1, False))
+
+    def test_equal_rows_are_not_shifted(self):
+        self.out = [[f32(r + 1.0)] * (T * H * D) for r in range(N)]
+        self.lse = [[0.5 * r] * (T * H) for r in range(N)]
+        merged, lse = self.merged()
+        merged[5] += 1.0
+        self.assertEqual(self.compare((merged, lse))["guesses"], [])
 
     def test_rounding(self):
         merged, lse = self.merged()
@@ -404,6 +442,12 @@ class Compare(unittest.TestCase):
         self.assertTrue(self.compare(self.merged(sink=1.0), "--sink", path)["within"])
         self.guessed("without the sink", self.merged(), "--sink", path)
         self.guessed("once per rank", self.merged(sink=float(N)), "--sink", path)
+        said = self.guessed("a sink that this run was not given", self.merged(sink=1.0))
+        self.assertEqual(len(said["guesses"]), 1, said)
+        told = re.search(r"that of head (\d+) is about (\S+)\)", said["guesses"][0])
+        self.assertAlmostEqual(float(told[2]), self.sink[int(told[1])], 3)
+        merged, lse = self.merged()
+        self.assertEqual(self.compare(([0.5 * x for x in merged], lse))["guesses"], [])
 
     def test_refused(self):
         files = self.partials()
