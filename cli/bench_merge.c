@@ -329,9 +329,9 @@ static dcp_status prepare_or_skip(struct bench *b, struct contestant *k, struct 
     if (st == DCP_OK || k->merge != NULL ||
         (st != DCP_ERR_NOT_SUPPORTED && st != DCP_ERR_ARG && st != DCP_ERR_NOMEM))
         return st;
-    char why[160];
-    (void)snprintf(why, sizeof(why), "%s", dcp_last_error());
-    why[strcspn(why, ";[")] = '\0'; /* without the advice and the place in the source */
+    char why[256];
+    dcp__brief(why, sizeof(why), dcp_last_error());
+    why[strcspn(why, ";")] = '\0'; /* without the advice */
     const size_t used = strlen(rep->skipped);
     (void)snprintf(rep->skipped + used, sizeof(rep->skipped) - used, "%s%s (%s)",
                    used > 0 ? "; " : "", dcp_merge_algo_name(k->row.algo), why);

@@ -44,7 +44,7 @@ struct bench_report {
     const char *read_name;
     int64_t read_bytes;    /* of all ranks together */
     int64_t partial_bytes; /* payload of one rank's partial */
-    char skipped[256];     /* "hierarchical: why; ..." */
+    char skipped[2048];    /* "hierarchical: why; ..." */
 };
 
 /* True for an algorithm that stands for the published merge. */

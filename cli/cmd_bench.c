@@ -202,7 +202,7 @@ struct results {
     double read_GBps; /* at the largest shape */
     int64_t read_bytes;
     const char *read_name;
-    char skipped[512];
+    char skipped[2048];
     char pinning[96];
     double load_before;
     int cpus_usable; /* before ranks were bound */

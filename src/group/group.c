@@ -161,8 +161,10 @@ dcp_status dcp__group_poison_at(dcp_group *g, dcp_status code, const char *file,
     if (atomic_compare_exchange_strong(&p->state, &none, DCP__POISON_WRITING)) {
         va_list args;
         va_start(args, fmt);
-        (void)vsnprintf(p->text, sizeof(p->text), fmt, args);
+        char text[1024];
+        (void)vsnprintf(text, sizeof(text), fmt, args);
         va_end(args);
+        dcp__brief(p->text, sizeof(p->text), text);
         /* The end of the path tells, and other processes read it. */
         const size_t n = strlen(file);
         (void)snprintf(p->file, sizeof(p->file), "%s",

@@ -351,8 +351,10 @@ static dcp_status join(struct book *b, const struct dcp__group_opts *opts, dcp_g
     } else if (is_in && !is_shut_out && lock_book(b) == DCP_OK) {
         /* The others need not wait for this rank. */
         char text[sizeof(b->head.text)];
-        snprintf(text, sizeof(text), "join_shm %s: rank %d (pid %d) could not: %.200s", b->name,
-                 b->rank, (int)getpid(), dcp_last_error());
+        char why[200];
+        dcp__brief(why, sizeof(why), dcp_last_error());
+        snprintf(text, sizeof(text), "join_shm %s: rank %d (pid %d) could not: %s", b->name,
+                 b->rank, (int)getpid(), why);
         if (read_book(b) && b->head.failed == DCP_OK) (void)fail_book(b, st, text);
         unlock_book(b);
     }

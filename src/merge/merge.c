@@ -233,8 +233,8 @@ static dcp_status create(dcp_group *g, const dcp_merge_desc *desc, bool has_plac
         DCP_TRY(dcp__merge_look_around(m, wants_speed));
         local = prepare(m);
     } else {
-        char text[160]; /* the record below overwrites nothing of it */
-        (void)snprintf(text, sizeof(text), "%s", dcp_last_error());
+        char text[320]; /* the record below overwrites nothing of it */
+        dcp__brief(text, sizeof(text), dcp_last_error());
         DCP_TRY(dcp__merge_look_around(m, false));
         local = dcp__fail(local, "%s", text);
     }

@@ -13,7 +13,8 @@
 #include "group/group_priv.h"
 #include "merge/merge_priv.h"
 
-enum { TEXT_BYTES = 152 };
+/* Of a refusal, as its peers see it: what the records have room for. */
+enum { CREATE_TEXT_BYTES = 192, RUN_TEXT_BYTES = 160 };
 
 struct create_record {
     int32_t status;
@@ -22,7 +23,7 @@ struct create_record {
     uint64_t nonce;
     int64_t max_tokens, n_heads, dim;
     int64_t tile_tokens, tile_heads;
-    char text[TEXT_BYTES];
+    char text[CREATE_TEXT_BYTES];
 };
 _Static_assert(sizeof(struct create_record) <= DCP__RECORD_MAX, "fits a slot of the group");
 
@@ -43,7 +44,7 @@ struct run_record {
             uint64_t kv_offset, sum_offset;
             uint64_t read_begin, read_end, written_begin, written_end; /* hulls, in one space */
         } at;
-        char text[TEXT_BYTES];
+        char text[RUN_TEXT_BYTES];
     } u;
 };
 _Static_assert(sizeof(struct run_record) <= DCP__RECORD_MAX, "fits a slot of the group");
@@ -55,17 +56,12 @@ struct exit_record {
 };
 _Static_assert(sizeof(struct exit_record) <= DCP__RECORD_MAX, "fits a slot of the group");
 
-static void take_text(char *to)
-{
-    (void)snprintf(to, TEXT_BYTES, "%s", dcp_last_error());
-}
-
 /* Another rank refused: its code here too, and its text. */
 static dcp_status peer_refused(const struct dcp_merge *m, int rank, int32_t status,
                                const char *text, const char *call)
 {
-    return dcp__fail((dcp_status)status, "%s: rank %d refused, so rank %d stops too: %.*s", call,
-                     rank, m->rank, TEXT_BYTES, text);
+    return dcp__fail((dcp_status)status, "%s: rank %d refused, so rank %d stops too: %s", call,
+                     rank, m->rank, text);
 }
 
 #define DISAGREE(m, what, fmt, mine, r, theirs)                                                    \
@@ -122,7 +118,7 @@ dcp_status dcp__merge_agree_create(struct dcp_merge *m, dcp_status local)
     struct create_record own;
     memset(&own, 0, sizeof(own));
     own.status = local;
-    if (local != DCP_OK) take_text(own.text);
+    if (local != DCP_OK) dcp__brief(own.text, sizeof(own.text), dcp_last_error());
     own.lse_base = (uint8_t)d->lse_base;
     own.cut = (uint8_t)d->cut;
     own.out_type = (uint8_t)d->out_type;
@@ -166,7 +162,7 @@ dcp_status dcp__merge_agree_ready(struct dcp_merge *m, dcp_status local)
     struct create_record own;
     memset(&own, 0, sizeof(own));
     own.status = local;
-    if (local != DCP_OK) take_text(own.text);
+    if (local != DCP_OK) dcp__brief(own.text, sizeof(own.text), dcp_last_error());
     struct create_record *all = m->records;
     DCP_TRY(dcp__group_record(m->g, &own, sizeof(own), all));
     if (local != DCP_OK) return local;
@@ -369,10 +365,12 @@ dcp_status dcp__merge_enter_start(struct dcp_merge *m, struct dcp__merge_run *ru
     own.contiguity = (uint8_t)(!rows_touch                                  ? 0
                                : a->out_token_stride == d->n_heads * d->dim ? 2
                                                                             : 1);
-    if (run->local == DCP_OK)
+    if (run->local == DCP_OK) {
         fill_places(m, run, &own);
-    else
-        take_text(own.u.text);
+    } else {
+        dcp__brief(own.u.text, sizeof(own.u.text), dcp_last_error());
+        dcp__brief(m->refusal, sizeof(m->refusal), dcp_last_error());
+    }
     return dcp__merge_sync_start(m, run, &own, sizeof(own));
 }
 
@@ -380,7 +378,7 @@ dcp_status dcp__merge_enter_finish(struct dcp_merge *m, struct dcp__merge_run *r
 {
     struct run_record *all = m->records;
     if (run->local != DCP_OK) /* its text, which other calls may have replaced since */
-        return dcp__fail(run->local, "%.*s", TEXT_BYTES, all[m->rank].u.text);
+        return dcp__fail(run->local, "%s", m->refusal);
     for (int r = 0; r < m->n_ranks; r++) {
         if (all[r].nonce != m->nonce || all[r].n_runs != m->n_runs)
             return dcp__fail(DCP_ERR_MISMATCH,

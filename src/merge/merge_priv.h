@@ -133,6 +133,7 @@ struct dcp_merge {
     uint64_t n_runs;
     size_t workspace_bytes;
     char why[240];
+    char refusal[320]; /* this rank's own, while the others hear of it */
     struct dcp__merge_math math;
     struct dcp__merge_shape shape; /* tile included */
     struct dcp__merge_sizes sizes;

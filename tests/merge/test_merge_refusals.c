@@ -70,6 +70,33 @@ static void test_no_place(void **state)
     }
 }
 
+/* A refusal whose text fills a record: all get it whole, without the place in the first rank's
+ * source, which would be cut and tell the others nothing. */
+static int long_text(dcp_group *g, void *user)
+{
+    (void)user;
+    struct simple *s = simple_new(g, algo_now);
+    EXPECT(simple_create(s) == DCP_OK);
+    if (s->rank == 1) s->args.merged = s->out + 1;
+    EXPECT(simple_run(s) == DCP_ERR_ARG);
+    const char *const text = dcp_last_error();
+    const char *const place = strstr(text, " [src/merge/merge_agree.c:");
+    EXPECT(place != NULL && strchr(text, '[') == place + 1); /* the one bracket, at the end */
+    EXPECT(strstr(text, "by heads or tokens [") != NULL);
+    EXPECT(s->rank == 1 || strstr(text, "rank 1 refused") != NULL);
+    s->args.merged = s->merged;
+    EXPECT(simple_run(s) == DCP_OK);
+    simple_free(s);
+    return 0;
+}
+
+static void test_long_text(void **state)
+{
+    (void)state;
+    for (algo_now = DCP_MERGE_DIRECT; algo_now <= DCP_MERGE_ALLTOALL; algo_now++)
+        assert_int_equal(ranks_shm(3, 20.0, long_text, NULL), 0);
+}
+
 /* Messages lie in the workspace: however large the limit, MPI can count their bytes. */
 static void test_largest_workspace(void **state)
 {
@@ -93,6 +120,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_result_at_peer),
         cmocka_unit_test(test_no_place),
+        cmocka_unit_test(test_long_text),
         cmocka_unit_test(test_largest_workspace),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

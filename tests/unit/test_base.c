@@ -39,6 +39,27 @@ static void test_status(void **state)
     assert_non_null(strstr(dcp_last_error(), "test_base.c:")); /* the place survives a long text */
 }
 
+/* A text for a record: no place in the source, whole or cut behind a word. */
+static void test_brief(void **state)
+{
+    (void)state;
+    char to[24];
+    dcp__fail(DCP_ERR_ARG, "x is 7");
+    dcp__fail(DCP_ERR_ARG, "so: %s, no", dcp_last_error());
+    dcp__brief(to, sizeof(to), dcp_last_error());
+    assert_string_equal(to, "so: x is 7, no");
+    dcp__brief(to, sizeof(to), "23 bytes fit with NUL..");
+    assert_string_equal(to, "23 bytes fit with NUL..");
+    dcp__brief(to, sizeof(to), "23 bytes fit with NUL.. [src/a/b.c:12]");
+    assert_string_equal(to, "23 bytes fit with NUL..");
+    dcp__brief(to, sizeof(to), "this one is longer than fits");
+    assert_string_equal(to, "this one is longer...");
+    dcp__brief(to, sizeof(to), "onewordthatislongerthanthebuffer");
+    assert_string_equal(to, "onewordthatislongert...");
+    dcp__brief(to, sizeof(to), "[1, 2] of x.c [no]");
+    assert_string_equal(to, "[1, 2] of x.c [no]");
+}
+
 static void test_alloc(void **state)
 {
     (void)state;
@@ -190,9 +211,10 @@ int main(void)
 {
     unsetenv("DCP_ATTN_ISA");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_status),       cmocka_unit_test(test_alloc),
-        cmocka_unit_test(test_fault_points), cmocka_unit_test(test_cpu),
-        cmocka_unit_test(test_pool),         cmocka_unit_test(test_idle_pool),
+        cmocka_unit_test(test_status),    cmocka_unit_test(test_brief),
+        cmocka_unit_test(test_alloc),     cmocka_unit_test(test_fault_points),
+        cmocka_unit_test(test_cpu),       cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_idle_pool),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
