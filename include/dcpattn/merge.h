@@ -27,7 +27,8 @@
  *
  * Non-finite payloads of rows that are not empty: taken as 0 (default), propagated, or an error, by
  * desc.nonfinite. They are counted under each policy, as group totals, each value once whatever the
- * cut. With "error" every rank gets DCP_ERR_NONFINITE naming the smallest (token, head, rank); the
+ * cut. An LSE of NaN or +inf is no such value: its row is empty under "error", too (and counted in
+ * lse_bad). With "error" every rank gets DCP_ERR_NONFINITE naming the smallest (token, head, rank); the
  * result is then undefined, in place the own slice too, and the group stays usable.
  *
  * Base. The LSEs are natural logs or base-2 logs, and the caller must say which: read the wrong way
@@ -172,14 +173,16 @@ typedef struct dcp_merge_args {
             NULL                                                                                   \
     }
 
-/** Of one run. The counts are group totals, the same on all ranks. */
+/** Of one run. Non-finite values and LSEs are counted over the group, the same on all ranks; bytes and
+ *  messages are this rank's. */
 typedef struct dcp_merge_stats {
     int64_t nonfinite_values; /**< payload values of parts of positive weight that were NaN or
                                  infinite, each once */
     int64_t lse_bad;          /**< LSEs that were NaN or +inf (and kv_len not 0) */
     int64_t lse_empty;        /**< LSEs that were -inf, or kv_len 0 */
     int64_t wire_bytes; /**< bytes that this rank sent, read from peers (direct), or 2 (N-1)/N of a
-                           partial (allreduce) */
+                           partial (allreduce). hierarchical: sent to other hosts; what it reads
+                           of peers in its host is not counted, so with one host it is 0 */
     int64_t n_messages; /**< messages that this rank sent, records apart; 0 for direct, allreduce */
 } dcp_merge_stats;
 

@@ -39,7 +39,7 @@ typedef enum dcp_cut {
 } dcp_cut;
 
 /** What happens to NaN and infinities in the payload of a row that is not empty. Counted under
- * each. */
+ * each. It says nothing of LSEs: a row whose LSE is NaN or +inf is empty, and no error. */
 typedef enum dcp_nonfinite {
     DCP_NONFINITE_ZERO = 0,
     DCP_NONFINITE_PROPAGATE = 1,
