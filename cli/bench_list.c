@@ -54,14 +54,14 @@ bool bench_read_list(const char *text, double factor, int64_t low, int64_t high,
 bool bench_read_names(const char *text, int64_t (*find)(const char *), struct bench_list *l)
 {
     char item[32];
-    while (text != NULL && *text != '\0') {
+    while (text != NULL) {
         const size_t len = strcspn(text, ",");
         if (len >= sizeof(item)) return false;
         snprintf(item, sizeof(item), "%.*s", (int)len, text);
         const int64_t i = find(item);
         if (i < 0 || !push(l, i, 0, INT64_MAX)) return false;
-        text += len;
-        if (*text == ',') text++;
+        if (text[len] == '\0') break;
+        text += len + 1; /* behind a comma there must be a name */
         while (*text == ' ') text++;
     }
     return true;

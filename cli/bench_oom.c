@@ -255,6 +255,8 @@ int bench_oom(int argc, char **argv)
     if (v.rank.comm == 1)
         return usage_error(&oom_command,
                            "--comm threads: a cap per rank needs ranks that are processes");
+    if (v.cap != 0 && v.no_cap)
+        return usage_error(&oom_command, "--cap and --no-cap cannot go together");
     const int64_t threads = v.rank.threads > 0 ? v.rank.threads : dcp__cpu_usable() / v.rank.ranks;
     v.c = (struct oom_case){.shape = {.n_keys = v.prefix + v.tokens,
                                       .n_tokens = v.tokens,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dcp-attn bench merge: the merge beside the published form and beside the machine's own limit. */
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -96,30 +97,60 @@ static const struct command_def bench_command = {
 
 /* ---- texts of options ---- */
 
-static bool read_shapes(struct bench_values *v)
+static bool read_shapes(struct bench_values *v, char *why, size_t n_bytes)
 {
-    const char *at = v->shapes;
-    while (v->n_shapes < MAX_SHAPES) {
-        int64_t *s = v->shape[v->n_shapes];
+    static const char *const names[3] = {"T", "H", "D"};
+    for (const char *at = v->shapes;; at++) {
+        if (v->n_shapes == MAX_SHAPES) {
+            snprintf(why, n_bytes, "at most %d shapes", MAX_SHAPES);
+            return false;
+        }
+        int64_t *s = v->shape[v->n_shapes++];
+        int64_t n = 4; /* the bytes of a partial of f32, in 62 bits */
         for (int i = 0; i < 3; i++) {
             char *end = NULL;
+            errno = 0;
             s[i] = strtoll(at, &end, 10);
-            if (end == at || s[i] < (i == 0 ? 0 : 1) || s[i] > ((int64_t)1 << 40)) return false;
-            at = end;
-            if (i < 2 && *at++ != ',') return false;
-        }
-        /* The bytes of a partial of f32 in 62 bits. */
-        int64_t n = 4;
-        for (int i = 0; i < 3; i++) {
-            if (s[i] > 0 && n > ((int64_t)1 << 62) / s[i]) return false;
+            if (end == at || (i < 2 && *end != ',') || (i == 2 && *end != ';' && *end != '\0')) {
+                snprintf(why, n_bytes, "T,H,D, three numbers; several between semicolons");
+                return false;
+            }
+            if (errno != 0 || s[i] < (i == 0 ? 0 : 1) || s[i] > ((int64_t)1 << 40)) {
+                snprintf(why, n_bytes, "%s is %.*s; from %d to 2^40 is possible", names[i],
+                         (int)(end - at < 40 ? end - at : 40), at, i == 0 ? 0 : 1);
+                return false;
+            }
+            if (s[i] > 0 && n > ((int64_t)1 << 62) / s[i]) {
+                snprintf(why, n_bytes,
+                         "T x H x D is too large: a partial of f32 has more than "
+                         "2^62 bytes");
+                return false;
+            }
             n *= s[i] > 0 ? s[i] : 1;
+            at = i < 2 ? end + 1 : end;
         }
-        v->n_shapes++;
-        if (*at == '\0') return true;
-        if (*at++ != ';') return false;
         if (*at == '\0') return true;
     }
-    return false;
+}
+
+/* Of the options that say sizes instead of shapes: one that was given, and what the others are. */
+static const char *sizes_given(const struct bench_values *v)
+{
+    return v->min_bytes != 0   ? "--min-bytes"
+           : v->max_bytes != 0 ? "--max-bytes"
+           : v->factor > 0     ? "--factor"
+           : v->heads != 0     ? "--heads"
+           : v->dim != 0       ? "--dim"
+                               : NULL;
+}
+
+static void fill_sizes(struct bench_values *v)
+{
+    if (v->min_bytes == 0) v->min_bytes = 192 << 10;
+    if (v->max_bytes == 0) v->max_bytes = 96 << 20;
+    if (!(v->factor > 0)) v->factor = 8;
+    if (v->heads == 0) v->heads = 96;
+    if (v->dim == 0) v->dim = 512;
 }
 
 /* As many tokens as fit each size, at least one; a size that gives no other shape is left out. */
@@ -142,11 +173,10 @@ static void size_shapes(struct bench_values *v, dcp_dtype type)
 /* Items of "a,b,c" one by one into buf; NULL at the end, "" for one that does not fit. */
 static const char *next_item(const char **at, char *buf, size_t n_bytes)
 {
-    if (*at == NULL || **at == '\0') return NULL;
+    if (*at == NULL) return NULL;
     const size_t len = strcspn(*at, ",");
     snprintf(buf, n_bytes, "%.*s", len < n_bytes ? (int)len : 0, *at);
-    *at += len;
-    if (**at == ',') (*at)++;
+    *at = (*at)[len] == ',' ? *at + len + 1 : NULL; /* behind a comma there must be an item */
     return buf;
 }
 
@@ -455,27 +485,27 @@ static int bench_merge(int argc, char **argv)
 {
     /* The published form at its best: see src/group/group_mpi.c. */
     setenv("DCP_ATTN_MPI_BLOCKING", "1", 0);
-    struct bench_values v = {.min_bytes = 192 << 10,
-                             .max_bytes = 96 << 20,
-                             .factor = 8,
-                             .heads = 96,
-                             .dim = 512,
-                             .iters = -1,
-                             .seconds = 2};
+    struct bench_values v = {.iters = -1, .seconds = 2};
     char item[64] = "";
     int n_operands, rc;
     if (!command_parse(&bench_command, argc, argv, &v, &n_operands, &rc)) return rc;
-    if (v.shapes != NULL && !read_shapes(&v))
-        return usage_error(&bench_command,
-                           "--shape: '%s' is not right: T,H,D with H and D from 1, at most %d "
-                           "shapes between semicolons",
-                           v.shapes, MAX_SHAPES);
+    char why[160] = "";
+    if (v.shapes != NULL && !read_shapes(&v, why, sizeof(why)))
+        return usage_error(&bench_command, "--shape: '%s' is not right: %s", v.shapes, why);
+    const char *const unused = v.shapes != NULL ? sizes_given(&v) : NULL;
+    if (unused != NULL)
+        return usage_error(&bench_command, "%s and --shape cannot go together: sizes or shapes",
+                           unused);
+    fill_sizes(&v);
     if (!read_types(&v, item, sizeof(item)))
-        return usage_error(&bench_command, "--dtype: '%s' is not right: some of f32,bf16,f16",
-                           item);
+        return usage_error(&bench_command,
+                           "--dtype: '%s' in '%s' is not right: some of f32,bf16,f16", item,
+                           v.dtypes);
     if (!read_algos(&v, item, sizeof(item)))
-        return usage_error(&bench_command, "--algo: '%s' is not right: some of " ALGO_CHOICES,
-                           item);
+        return usage_error(&bench_command,
+                           "--algo: '%s' in '%s' is not right: some of all|" ALGO_CHOICES
+                           "|allreduce-temp",
+                           item, v.algos);
     if (v.in_place && v.cut == DCP_CUT_NONE)
         return usage_error(&bench_command, "--in-place needs --cut heads or tokens");
     if (v.shapes == NULL && v.min_bytes > v.max_bytes)

@@ -51,7 +51,8 @@ static const struct option_def merge_options[] = {
     {"algo", 0, OPT_ENUM, AT(algo), NULL, 0, 0, ALGO_CHOICES "|allreduce-temp",
      "merge algorithm (default auto)"},
     {"nonfinite", 0, OPT_ENUM, AT(nonfinite), NULL, 0, 0, "zero|propagate|error",
-     "NaN and infinities in non-empty rows (default zero)"},
+     "NaN and infinities of out in non-empty rows (default zero); an LSE of NaN or +inf makes its "
+     "row empty, with error too, and is counted"},
     {"sink", 0, OPT_STRING, AT(sink), "FILE", 0, 0, NULL, "safetensors file with sink [H]"},
     {"out-dtype", 0, OPT_ENUM, AT(out_dtype), NULL, 0, 0, DTYPE_CHOICES,
      "type of the merged out (default auto: the input's)"},
@@ -356,6 +357,9 @@ int cmd_merge(int argc, char **argv)
     if (v.lse_base < 0)
         return usage_error(&merge_command, "--lse-base e or --lse-base 2 must be given: a wrong "
                                            "base gives wrong results and no error");
+    if (v.compare == NULL && (v.rtol >= 0 || v.atol >= 0))
+        return usage_error(&merge_command, "%s is of --compare, which is not given",
+                           v.rtol >= 0 ? "--rtol" : "--atol");
     if (v.output == NULL && v.compare == NULL)
         return usage_error(&merge_command, "-o FILE must be given, or --compare FILE");
     v.files = argv;

@@ -116,7 +116,11 @@ class Bench(unittest.TestCase):
     def test_usage(self):
         for args, word in ((["--shape", "1,2"], "--shape"), (["--shape", "1,0,3"], "--shape"), (["--dtype", "f64"], "'f64'"),
                            (["--algo", "fast"], "'fast'"), (["--in-place", "--cut", "none"], "--in-place"),
-                           (["--min-bytes", "2M", "--max-bytes", "1M"], "--max-bytes"), (["--shape", "999999999999,999999,999999"], "--shape")):
+                           (["--min-bytes", "2M", "--max-bytes", "1M"], "--max-bytes"), (["--shape", "999999999999,999999,999999"], "T x H x D"),
+                           (["--shape", "1,4,4;"], "'1,4,4;'"), (["--shape", ";1,4,4"], "';1,4,4'"), (["--algo", "direct,"], "'direct,'"),
+                           (["--algo", "direct,,alltoall"], "''"), (["--dtype", "f32,"], "'f32,'"), (["--dtype", ",f32"], "',f32'"),
+                           (["--shape", "9999999999999999999,4,4"], "T is 9999999999999999999"), (["--shape", "9999999999999,4,4"], "T is 9999999999999;"),
+                           (["--shape", "1,0,4"], "H is 0"), (["--shape", "1,4,4", "--heads", "4"], "--heads"), (["--shape", "1,4,4", "--factor", "2"], "--factor")):
             rc, out, err = run("bench", "merge", *args)
             self.assertEqual((rc, out), (2, ""), err)
             self.assertIn(word, err)

@@ -53,6 +53,12 @@ class BenchAttend(unittest.TestCase):
             best[n] = max(best[n], machine["read_GBps"])
         self.assertLess(best[8], 1.5 * best[len(cpus)])
 
+    def test_stray_separators(self):
+        for option, text in (("--case", "gqa-decode,"), ("--isa", "avx2,"), ("--keys", "1K,"), ("--keys", ",1K"), ("--dtype", "bf16,,f16"), ("--types", "Q8_0,")):
+            rc, out, err = run("bench", "attend", option, text)
+            self.assertEqual((rc, out), (2, ""), err)
+            self.assertIn(f"{option}: '{text}' is not right", err)
+
     def test_sweeps(self):
         rows = self.bench("attend", "--case", "gqa-decode", "--keys", "64..1K", "--factor", "4", "--ranks", "1,2,3", "--threads", "1,2", "--heads", "6",
                           "--kv-heads", "2", "--head-dim", "32", "--dtype", "f32,f16,bf16,int8,fp8")

@@ -60,6 +60,8 @@ class Usage(unittest.TestCase):
     def test_missing(self):
         self.refused(["merge", "--lse-base", "e", "-o", "x"], "FILE")
         self.refused(["merge", "--lse-base", "e", *TWO_FILES], "-o", "--compare")
+        self.refused(["merge", "--lse-base", "e", "-o", "x", "--rtol", "1", *TWO_FILES], "--rtol", "--compare")
+        self.refused(["merge", "--lse-base", "e", "-o", "x", "--atol", "0", *TWO_FILES], "--atol", "--compare")
         self.refused(["merge", "-o", "x", *TWO_FILES], "--lse-base")
         self.refused(["attend", "-o", "x"], "FILE")
         self.refused(["generate", "-p", "x"], "-m")
