@@ -15,7 +15,7 @@ struct tokenize_values {
 #define AT(field) offsetof(struct tokenize_values, field)
 static const struct option_def tokenize_options[] = {
     {"model", 'm', OPT_STRING, AT(model), "FILE|NAME", 0, 0, NULL,
-     "GGUF file, or a name that scripts/fetch-model.sh knows (required)"},
+     "GGUF file, or a name that fetch-model.sh knows (required)"},
     {"prompt", 'p', OPT_STRING, AT(prompt), "TEXT", 0, 0, NULL, "the text"},
     {"file", 'f', OPT_STRING, AT(file), "FILE", 0, 0, NULL,
      "the text, byte for byte; - is standard input"},

@@ -28,6 +28,24 @@ dcp_status model_cache_dir(char *buf, size_t n_bytes)
     return DCP_OK;
 }
 
+/* The script that fetches models: where `make install` puts it, else its name in the sources. */
+static const char *fetch_script(char *buf, size_t n_bytes)
+{
+    static const char in_sources[] = "scripts/fetch-model.sh";
+    char exe[2048], path[2112];
+    const ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
+    if (n <= 0) return in_sources;
+    exe[n] = '\0';
+    for (int i = 0; i < 2; i++) { /* the command and its folder */
+        char *slash = strrchr(exe, '/');
+        if (slash == NULL) return in_sources;
+        *slash = '\0';
+    }
+    (void)snprintf(path, sizeof(path), "%s/libexec/dcp-attn/fetch-model.sh", exe);
+    if (access(path, X_OK) != 0) return in_sources;
+    return (size_t)snprintf(buf, n_bytes, "%s", path) < n_bytes ? buf : in_sources;
+}
+
 dcp_status model_path(const char *name, char *path, size_t n_bytes)
 {
     char dir[3072];
@@ -36,14 +54,19 @@ dcp_status model_path(const char *name, char *path, size_t n_bytes)
             return dcp__fail(DCP_ERR_ARG, "--model: the path is longer than %zu bytes", n_bytes);
         return DCP_OK;
     }
+    static const char suffix[] = ".gguf";
+    const size_t n_suffix = sizeof(suffix) - 1;
+    size_t n_name = strlen(name); /* without the suffix */
+    if (n_name > n_suffix && strcmp(name + n_name - n_suffix, suffix) == 0) n_name -= n_suffix;
     DCP_TRY(model_cache_dir(dir, sizeof(dir)));
-    if ((size_t)snprintf(path, n_bytes, "%s/%s.gguf", dir, name) >= n_bytes)
+    if ((size_t)snprintf(path, n_bytes, "%s/%.*s.gguf", dir, (int)n_name, name) >= n_bytes)
         return dcp__fail(DCP_ERR_ARG, "--model: the path is longer than %zu bytes", n_bytes);
     if (access(path, R_OK) == 0) return DCP_OK;
+    char script[2112];
     return dcp__fail(DCP_ERR_SYS,
-                     "model '%s': there is no such file, and no %s; scripts/fetch-model.sh %s "
-                     "fetches it if it knows the name",
-                     name, path, name);
+                     "model '%s': there is no such file, and no %s; %s %.*s fetches it if it knows "
+                     "the name",
+                     name, path, fetch_script(script, sizeof(script)), (int)n_name, name);
 }
 
 dcp_status model_open(const char *name_or_path, struct model_file *m)

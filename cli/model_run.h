@@ -21,7 +21,7 @@ struct model_opts {
 #define MODEL_OPTION(type, at)                                                                     \
     {                                                                                              \
         "model", 'm', OPT_STRING, offsetof(type, at.model), "FILE|NAME", 0, 0, NULL,               \
-            "GGUF file, or a name that scripts/fetch-model.sh knows (required)"                    \
+            "GGUF file, or a name that fetch-model.sh knows (required)"                            \
     }
 #define MODEL_OPTIONS(type, at)                                                                    \
     RANKS_OPTION(type, at.rank), THREADS_OPTION(type, at.rank), BIND_OPTION(type, at.rank),        \

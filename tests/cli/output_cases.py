@@ -188,6 +188,11 @@ class Install(unittest.TestCase):
         self.addCleanup(shutil.rmtree, folder)
         p = subprocess.run(["cmake", "--install", build, "--prefix", folder], capture_output=True, text=True)
         self.assertEqual(p.returncode, 0, p.stderr)
+        p = subprocess.run([os.path.join(folder, "bin", "dcp-attn"), "tokenize", "-m", "no-such-model", "-p", "x"], capture_output=True, text=True,
+                           env=environment({"DCP_ATTN_CACHE": folder}))
+        script = os.path.join(folder, "libexec", "dcp-attn", "fetch-model.sh")
+        self.assertIn(f" {script} no-such-model ", p.stderr)
+        self.assertIn(f"Usage: {script} NAME\n", subprocess.run([script, "--help"], capture_output=True, text=True).stdout)
         pc = [d for d, _, files in os.walk(folder) if "dcpattn.pc" in files][0]
         env = environment({"PKG_CONFIG_PATH": pc, "LD_LIBRARY_PATH": os.path.dirname(pc)})
         with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:

@@ -127,7 +127,7 @@ class BenchAttend(unittest.TestCase):
                                  ("product", ["--product-k", "300"], "--product-k"), ("attend", ["--isa", "mmx"], "--isa"),
                                  ("attend", ["--ranks", "x"], "--ranks"), ("attend", ["--threads", "99999"], "--threads"),
                                  ("attend", ["--heads", "9", "--kv-heads", "2"], "--heads"), ("oom", ["--window", "3"], "--window"),
-                                 ("oom", ["--comm", "threads"], "--comm")):
+                                 ("oom", ["--comm", "threads"], "--comm"), ("oom", ["--cap", "1G", "--no-cap"], "--no-cap")):
             rc, out, err = run("bench", what, *args)
             self.assertEqual((rc, out), (2, ""), err)
             self.assertIn(word, err)

@@ -348,7 +348,9 @@ class Files(unittest.TestCase):
     def test_unknown_model(self):
         rc, out, err = run("tokenize", "-m", "no-such-model", "-p", "x", env={"DCP_ATTN_CACHE": self.dir})
         self.assertEqual((rc, out), (1, ""))
-        self.assertIn("scripts/fetch-model.sh no-such-model", err)
+        self.assertIn("scripts/fetch-model.sh no-such-model ", err)
+        _, _, with_suffix = run("tokenize", "-m", "no-such-model.gguf", "-p", "x", env={"DCP_ATTN_CACHE": self.dir})
+        self.assertEqual(with_suffix, err.replace("'no-such-model'", "'no-such-model.gguf'"))
         self.assertIn(self.dir, err)
         rc, out, err = run("tokenize", "-m", "./no/such/model.gguf", "-p", "x")
         self.assertEqual(rc, 1)
