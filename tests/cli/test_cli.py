@@ -42,6 +42,18 @@ class Usage(unittest.TestCase):
     def test_unknown_command(self):
         self.refused(["frobnicate"], "'frobnicate'", "--help")
 
+    def test_files_of_readme(self):
+        """What README starts `merge` and `attend` with is there, and the commands do what it says."""
+        with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
+            lines = re.findall(r"^    (build/dcp-attn (?:merge|attend) .*)$", f.read(), re.M)
+        self.assertGreaterEqual(len(lines), 3)
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        for line in lines:
+            line = line.replace("build/dcp-attn", '"$EXE"').replace("-o ", f"-o {folder}/")
+            p = subprocess.run(["sh", "-c", "in=tests/golden; " + line], cwd=ROOT, env={**os.environ, "EXE": EXE}, capture_output=True, text=True)
+            self.assertEqual(p.returncode, 0, line + p.stderr)
+
     def test_version(self):
         rc, out, _ = run("--version")
         self.assertEqual(rc, 0)
