@@ -79,7 +79,9 @@
  * both sides, and nothing is poisoned: the next call works. T = 0 on all ranks is legal.
  *
  * Failure. Every wait has the group's deadline. A dead or late peer gives DCP_ERR_PEER or
- * DCP_ERR_TIMEOUT naming it, and the group is poisoned. A result is good only if run returned
+ * DCP_ERR_TIMEOUT naming it, and the group is poisoned. Where alltoall goes through MPI or a custom
+ * transport, the text of a deadline names all whose messages are missing: the late rank, and those
+ * that only wait for it. A result is good only if run returned
  * DCP_OK. A run that poisoned the group may leave a peer behind that is slow, not dead, and still
  * reads: the partial (memory of the caller's in a threads group; over MPI, for allreduce) must live
  * until the handles of all ranks are destroyed, over MPI until exit. Memory of dcp_group_alloc does
@@ -281,7 +283,8 @@ DCP_API dcp_status dcp_merge_start(dcp_merge *m, const dcp_merge_args *args);
  *  @param[out] stats_out  NULL allowed; written when done, as by run
  *  @return DCP_OK while it goes on, then as run; DCP_ERR_ARG (nothing was started). A test that has
  *          found nothing for as long as the group's deadline waits, as dcp_merge_wait does, and
- *          returns who is late or dead
+ *          returns who is late or dead: up to two deadlines after the last progress, where run
+ *          takes one. A dead rank is found as soon as that wait begins
  *  Threads: one per group handle at a time.   Collective: no: as often as each rank likes.
  *  Cost: a tile, or 16 tokens, of merging at most. allreduce does all of its work in one test. */
 DCP_API dcp_status dcp_merge_test(dcp_merge *m, int *done_out, dcp_merge_stats *stats_out);

@@ -314,8 +314,9 @@ static dcp_status poison_late_exchange(dcp_group *g, struct mpi_open *o)
                                  i < o->n_sends ? " (to)" : " (from)");
     }
     return POISON(g, DCP_ERR_TIMEOUT,
-                  "rank %d waited %.1f %s in exchange; unfinished with ranks:%s", g->rank,
-                  dcp__wait_amount((double)g->deadline_ns * 1e-9),
+                  "rank %d waited %.1f %s in exchange; unfinished with ranks:%s, some of which may "
+                  "only be waiting for another, too",
+                  g->rank, dcp__wait_amount((double)g->deadline_ns * 1e-9),
                   dcp__wait_unit((double)g->deadline_ns * 1e-9), late);
 }
 
