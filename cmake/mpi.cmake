@@ -38,7 +38,7 @@ function(dcp_mpi_module name)
   list(FILTER ldflags INCLUDE REGEX "^-(l|L)")
   add_library(dcpattn_mpi_${name} SHARED
     ${CMAKE_SOURCE_DIR}/src/group/group_mpi.c ${CMAKE_SOURCE_DIR}/src/group/group_mpi_create.c
-    ${CMAKE_SOURCE_DIR}/src/group/group_mpi_module.c)
+    ${CMAKE_SOURCE_DIR}/src/group/group_mpi_pieces.c ${CMAKE_SOURCE_DIR}/src/group/group_mpi_module.c)
   target_include_directories(dcpattn_mpi_${name} PRIVATE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src)
   target_include_directories(dcpattn_mpi_${name} SYSTEM PRIVATE ${includes})
   target_compile_definitions(dcpattn_mpi_${name} PRIVATE DCP_MPI_NAME="${name}")

@@ -167,55 +167,6 @@ static dcp_status mpi_record(dcp_group *g, const void *send, size_t n_bytes, voi
     return DCP_OK;
 }
 
-/* MPI gathers the pieces while it copies them to where the peer takes them from: a copy less than
- * packing them first. */
-static int make_pieces(struct mpi_pieces *p)
-{
-    int rc =
-        MPI_Type_create_hvector((int)((p->n_bytes - p->tail_bytes) / p->piece_bytes),
-                                (int)p->piece_bytes, (MPI_Aint)p->stride_bytes, MPI_BYTE, &p->type);
-    if (rc != MPI_SUCCESS) return rc;
-    if (p->tail_bytes > 0) {
-        MPI_Datatype types[2] = {p->type, MPI_BYTE};
-        const int counts[2] = {1, (int)p->tail_bytes};
-        const MPI_Aint at[2] = {0, (MPI_Aint)p->tail_at};
-        rc = MPI_Type_create_struct(2, counts, at, types, &p->type);
-        (void)MPI_Type_free(&types[0]);
-        if (rc != MPI_SUCCESS) return rc;
-    }
-    rc = MPI_Type_commit(&p->type);
-    if (rc != MPI_SUCCESS) (void)MPI_Type_free(&p->type);
-    return rc;
-}
-
-static int type_of_pieces(struct mpi_group *m, const struct dcp__xfer *x, MPI_Datatype *type_out)
-{
-    struct mpi_pieces want = {.n_bytes = x->n_bytes,
-                              .piece_bytes = x->piece_bytes,
-                              .stride_bytes = x->stride_bytes,
-                              .tail_bytes = x->tail_bytes};
-    /* Addresses as numbers: they are of different objects. */
-    if (x->tail_bytes > 0) want.tail_at = (intptr_t)x->tail - (intptr_t)x->buf;
-    for (int i = 0; i < PIECES_KEPT; i++) {
-        const struct mpi_pieces *const p = &m->pieces[i];
-        if (p->n_bytes != want.n_bytes || p->tail_at != want.tail_at ||
-            p->piece_bytes != want.piece_bytes || p->stride_bytes != want.stride_bytes ||
-            p->tail_bytes != want.tail_bytes)
-            continue;
-        *type_out = p->type;
-        return MPI_SUCCESS;
-    }
-    struct mpi_pieces *const p = &m->pieces[m->pieces_at];
-    if (p->n_bytes != 0) (void)MPI_Type_free(&p->type); /* messages on their way keep it */
-    *p = (struct mpi_pieces){0};
-    const int rc = make_pieces(&want);
-    if (rc != MPI_SUCCESS) return rc;
-    *p = want;
-    m->pieces_at = (m->pieces_at + 1) % PIECES_KEPT;
-    *type_out = want.type;
-    return MPI_SUCCESS;
-}
-
 static dcp_status start_one(dcp_group *g, struct mpi_open *o, const struct dcp__xfer *x, bool sends)
 {
     struct mpi_group *const m = mpi_of(g);
@@ -223,13 +174,13 @@ static dcp_status start_one(dcp_group *g, struct mpi_open *o, const struct dcp__
     const int i = o->n_requests;
     const int n = (int)x->n_bytes;
     const bool has_pieces = sends && x->piece_bytes != 0;
-    MPI_Datatype type = MPI_BYTE;
-    int rc = has_pieces ? type_of_pieces(m, x, &type) : MPI_SUCCESS;
-    if (rc == MPI_SUCCESS) {
-        rc = sends ? MPI_Isend(x->buf, has_pieces ? 1 : n, type, x->peer, TAG, m->comm,
-                               &o->requests[i])
-                   : MPI_Irecv(x->buf, n, type, x->peer, TAG, m->comm, &o->requests[i]);
-    }
+    struct mpi_type type = {.type = MPI_BYTE};
+    int rc = has_pieces ? dcp__mpi_type_take(&m->types, x, &type) : MPI_SUCCESS;
+    if (rc != MPI_SUCCESS) return poison_mpi(g, "a datatype could not be made", rc);
+    rc = sends ? MPI_Isend(x->buf, has_pieces ? 1 : n, type.type, x->peer, TAG, m->comm,
+                           &o->requests[i])
+               : MPI_Irecv(x->buf, n, type.type, x->peer, TAG, m->comm, &o->requests[i]);
+    dcp__mpi_type_drop(&type);
     if (rc != MPI_SUCCESS) {
         return poison_mpi(g, sends ? "MPI_Isend failed" : "MPI_Irecv failed", rc);
     }
@@ -478,10 +429,10 @@ static void mpi_destroy(dcp_group *g)
     struct mpi_group *const m = mpi_of(g);
     /* Of a poisoned group MPI may still write into the frames and into group memory. */
     if (is_poisoned(g)) return;
-    for (int i = 0; i < PIECES_KEPT && !dcp__mpi_is_over(); i++) {
-        if (m->pieces[i].n_bytes != 0) (void)MPI_Type_free(&m->pieces[i].type);
+    if (!dcp__mpi_is_over()) {
+        dcp__mpi_types_free(&m->types);
+        (void)MPI_Comm_free(&m->comm);
     }
-    if (!dcp__mpi_is_over()) (void)MPI_Comm_free(&m->comm);
     dcp__mpi_free(m);
 }
 

@@ -34,16 +34,29 @@ struct mpi_frame {
     char data[DCP__RECORD_MAX];
 };
 
-/* The datatype of messages made of pieces, and a tail that begins tail_at bytes from them. A merge has
- * one for each tile and peer, the same from call to call while its partial stays where it is; making
- * one costs what a small message does (2 us). The last 64 are kept: 64 / (N - 1) tiles of one partial
- * buffer (N = 2, 64 heads of 128 in f32: 512 tokens). Calls with more make all of theirs anew. */
+/* A message made of pieces, and a tail that begins tail_at bytes from them. No gaps: compared as
+ * bytes. */
 struct mpi_pieces {
     size_t n_bytes, piece_bytes, stride_bytes, tail_bytes;
     ptrdiff_t tail_at;
+};
+/* Datatypes that are kept, [0, n); see group_mpi_pieces.c. */
+enum { TYPES_KEPT = 256, TYPES_STALE = 16 * TYPES_KEPT };
+struct mpi_type_kept {
+    struct mpi_pieces of;
+    uint64_t asked; /* n_asked when it was last of use */
     MPI_Datatype type;
 };
-enum { PIECES_KEPT = 64 };
+struct mpi_types {
+    struct mpi_type_kept kept[TYPES_KEPT];
+    uint32_t marks[TYPES_KEPT]; /* of each, so that a search reads little */
+    int n, next, hand;          /* the one after the last that was of use; to be replaced next */
+    uint64_t n_asked;           /* messages made of pieces so far */
+};
+struct mpi_type {
+    MPI_Datatype type;
+    bool is_own; /* not kept: of this message alone */
+};
 
 struct mpi_group {
     dcp_group base; /* first */
@@ -56,8 +69,7 @@ struct mpi_group {
     MPI_Request *requests;
     MPI_Status *statuses; /* [4 * size] */
     int *numbers;
-    struct mpi_pieces pieces[PIECES_KEPT]; /* n_bytes 0: none; pieces_at: the oldest */
-    int pieces_at;
+    struct mpi_types types;
 };
 
 static inline struct mpi_group *mpi_of(dcp_group *g)
@@ -76,6 +88,11 @@ dcp_status dcp__mpi_fail(const char *what, int rc);
 void dcp__mpi_pause(struct dcp__wait *w); /* between two tests: spins, yields, then sleeps */
 dcp_status dcp__mpi_allreduce(dcp_group *g, MPI_Comm comm, float *buf, size_t n);
 void dcp__mpi_free(struct mpi_group *m); /* takes NULL and what is half made */
+
+/* group_mpi_pieces.c. The type of a send made of pieces, and back once that has been started. */
+int dcp__mpi_type_take(struct mpi_types *t, const struct dcp__xfer *x, struct mpi_type *type_out);
+void dcp__mpi_type_drop(struct mpi_type *type);
+void dcp__mpi_types_free(struct mpi_types *t);
 
 /* group_mpi_create.c */
 bool dcp__mpi_is_over(void);

@@ -5,6 +5,8 @@
 #include "dcpattn/merge.h"
 #include "dcpattn/mpi.h"
 #include "group/contract.h"
+#include "group/group_mpi_priv.h"
+#include "group/mpi_calls.h"
 #include "merge/merge_large.h"
 
 static int n_bad;
@@ -156,6 +158,53 @@ static void check_huge_message(int rank, int size)
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
+/* n messages of two pieces and a tail to the next rank, of as many datatypes. */
+static void send_pieces(dcp_group *g, char *room, int first, int n)
+{
+    char got[48];
+    for (int i = first; i < first + n; i++) {
+        const struct dcp__xfer s = {.peer = (dcp_group_rank(g) + 1) % dcp_group_size(g),
+                                    .buf = room + 64 * i,
+                                    .n_bytes = 48,
+                                    .piece_bytes = 16,
+                                    .stride_bytes = 32,
+                                    .tail_bytes = 16,
+                                    .tail = room};
+        const struct dcp__xfer r = {.peer = (dcp_group_rank(g) + dcp_group_size(g) - 1) %
+                                            dcp_group_size(g),
+                                    .buf = got,
+                                    .n_bytes = 48};
+        EXPECT(dcp__group_exchange_start(g, 0, &s, 1, &r, 1) == DCP_OK);
+        EXPECT(dcp__group_exchange_wait(g, 0) == DCP_OK);
+        EXPECT(got[0] == (char)i && got[47] == 'e');
+    }
+}
+
+/* Datatypes are kept from call to call: all of them where they are few, still as many where there is
+ * no room for all, and those of a new buffer after a while; none is left behind. */
+static void check_kept_types(void)
+{
+    enum { MANY = TYPES_KEPT * 3 / 2, NEXT = TYPES_KEPT / 2 };
+    dcp_group *g = NULL;
+    EXPECT(dcp_group_create_mpi(MPI_COMM_WORLD, NULL, &g) == DCP_OK);
+    if (g == NULL) return;
+    char *room = malloc(64 * (MANY + NEXT + 1));
+    memset(room, 'e', 64 * (MANY + NEXT + 1));
+    for (int i = 1; i < MANY + NEXT; i++) room[64 * i] = (char)i;
+    const int made = mpi_calls.made, freed = mpi_calls.freed, n = mpi_calls.committed;
+    for (int k = 0; k < 3; k++) send_pieces(g, room, 1, TYPES_KEPT);
+    EXPECT(mpi_calls.committed - n == TYPES_KEPT);
+    for (int k = 0; k < 3; k++) send_pieces(g, room, 1, MANY);
+    EXPECT(mpi_calls.committed - n == TYPES_KEPT + 3 * (MANY - TYPES_KEPT));
+    for (int k = 0; k <= TYPES_STALE / NEXT + 2; k++) send_pieces(g, room, MANY, NEXT);
+    const int before = mpi_calls.committed;
+    send_pieces(g, room, MANY, NEXT);
+    EXPECT(mpi_calls.committed == before);
+    dcp_group_destroy(g);
+    EXPECT(mpi_calls.made > made && mpi_calls.made - made == mpi_calls.freed - freed);
+    free(room);
+}
+
 int main(int argc, char **argv)
 {
     MPI_Init(&argc, &argv);
@@ -194,6 +243,7 @@ int main(int argc, char **argv)
     dcp_group_destroy(g);
     MPI_Comm_free(&part);
 
+    if (is_wire) check_kept_types();
     if (size > 1) check_late(rank, size);
     if (is_wire) check_huge_message(rank, size);
     if (is_wire) check_late_merge(rank, size);
