@@ -216,14 +216,17 @@ dcp_status dcp__merge_look_around(struct dcp_merge *m, bool wants_speed)
 /* ---- choosing ---- */
 
 /* Bytes that a rank copies, packs and merges beside what travels, in f32: alltoall packs what it
- * sends, unless that goes from where it lies, and reads a partial's worth of rows; halving turns
- * its whole partial into f32 rows first, and at each level joins what comes with what it keeps;
- * hierarchical does the same with the rows of other hosts alone. */
-static double touched_bytes(const struct dcp__merge_shape *s, int64_t sent)
+ * sends, unless that goes from where it lies, in one stretch or as pieces that the transport gathers,
+ * and reads a partial's worth of rows; halving turns its whole partial into f32 rows first, and at
+ * each level joins what comes with what it keeps; hierarchical does the same with the rows of other
+ * hosts alone. Whether a call's partial may be sent as it lies (dcp__group_may_lend) is not known
+ * yet: the estimate takes it to be so. */
+static double touched_bytes(const struct dcp__merge_shape *s, bool sends_pieces, int64_t sent)
 {
     const double partial = (double)s->max_tokens * (double)s->n_heads * (double)s->dim * 4.0;
-    if (s->algo == DCP_MERGE_ALLTOALL)
-        return partial + (dcp__merge_splits(s) || dcp__merge_gathers(s) ? 0.0 : (double)sent);
+    const bool is_copied = s->n_cols > 1 /* (max, sum) is packed always */ ||
+                           (!dcp__merge_splits(s) && !(sends_pieces && dcp__merge_gathers(s)));
+    if (s->algo == DCP_MERGE_ALLTOALL) return partial + (is_copied ? (double)sent : 0.0);
     return (s->algo == DCP_MERGE_HALVING ? 2.0 * partial : partial) + 2.0 * (double)sent;
 }
 
@@ -242,7 +245,7 @@ static double estimate(const struct dcp__merge_pick *p, dcp_merge_algo id)
     dcp__merge_traffic(&s, s.max_tokens, &bytes, &n_messages);
     const int64_t n_steps = dcp__merge_n_steps(&s, s.max_tokens);
     const struct dcp__merge_speed *v = &p->speed;
-    double us = (double)bytes * v->byte_us + touched_bytes(&s, bytes) * touch_us;
+    double us = (double)bytes * v->byte_us + touched_bytes(&s, p->sends_pieces, bytes) * touch_us;
     if (id == DCP_MERGE_HALVING)
         us += (double)n_messages * v->alpha_us;
     else
@@ -272,7 +275,12 @@ dcp_merge_algo dcp__merge_pick_any(const struct dcp__merge_pick *p, double us[3]
 
 static dcp_merge_algo choose_any(struct dcp_merge *m)
 {
-    const struct dcp__merge_pick p = {&m->desc, m->n_ranks, m->host_of, m->one_space, m->speed};
+    const struct dcp__merge_pick p = {.desc = &m->desc,
+                                      .n_ranks = m->n_ranks,
+                                      .host_of = m->host_of,
+                                      .one_space = m->one_space,
+                                      .sends_pieces = dcp__group_sends_pieces(m->g),
+                                      .speed = m->speed};
     double us[3];
     const dcp_merge_algo best = dcp__merge_pick_any(&p, us);
     const int k = snprintf(m->why, sizeof(m->why),

@@ -219,7 +219,7 @@ struct dcp__merge_pick {
     const dcp_merge_desc *desc; /* defaults resolved */
     int n_ranks;
     const int *host_of;
-    bool one_space;
+    bool one_space, sends_pieces; /* as dcp__group_one_space, dcp__group_sends_pieces */
     struct dcp__merge_speed speed;
 };
 dcp_merge_algo dcp__merge_pick_any(const struct dcp__merge_pick *p, double us[3]);
