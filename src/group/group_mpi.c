@@ -174,10 +174,10 @@ static dcp_status start_one(dcp_group *g, struct mpi_open *o, const struct dcp__
     const int i = o->n_requests;
     const int n = (int)x->n_bytes;
     const bool has_pieces = sends && x->piece_bytes != 0;
-    struct mpi_type type = {.type = MPI_BYTE};
+    struct mpi_type type = {.type = MPI_BYTE, .from = x->buf};
     int rc = has_pieces ? dcp__mpi_type_take(&m->types, x, &type) : MPI_SUCCESS;
     if (rc != MPI_SUCCESS) return poison_mpi(g, "a datatype could not be made", rc);
-    rc = sends ? MPI_Isend(x->buf, has_pieces ? 1 : n, type.type, x->peer, TAG, m->comm,
+    rc = sends ? MPI_Isend(type.from, has_pieces ? 1 : n, type.type, x->peer, TAG, m->comm,
                            &o->requests[i])
                : MPI_Irecv(x->buf, n, type.type, x->peer, TAG, m->comm, &o->requests[i]);
     dcp__mpi_type_drop(&type);

@@ -34,11 +34,11 @@ struct mpi_frame {
     char data[DCP__RECORD_MAX];
 };
 
-/* A message made of pieces, and a tail that begins tail_at bytes from them. No gaps: compared as
- * bytes. */
+/* What a datatype is of: a message made of pieces; where they and its tail lie, if it has one. No
+ * gaps: compared as bytes. */
 struct mpi_pieces {
+    const void *buf, *tail;
     size_t n_bytes, piece_bytes, stride_bytes, tail_bytes;
-    ptrdiff_t tail_at;
 };
 /* Datatypes that are kept, [0, n); see group_mpi_pieces.c. */
 enum { TYPES_KEPT = 256, TYPES_STALE = 16 * TYPES_KEPT };
@@ -55,7 +55,8 @@ struct mpi_types {
 };
 struct mpi_type {
     MPI_Datatype type;
-    bool is_own; /* not kept: of this message alone */
+    const void *from; /* to be sent from here */
+    bool is_own;      /* not kept: of this message alone */
 };
 
 struct mpi_group {
