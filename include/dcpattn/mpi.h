@@ -33,9 +33,12 @@ extern "C" {
  * have been initialised for the threads that use groups.  Collective: yes, over comm. Failure later
  * on: a late peer is DCP_ERR_TIMEOUT and named (in a group of more than 64 ranks on several hosts
  * MPI does not say which). A killed one ends the job by its launcher; the library never calls
- *  MPI_Abort. A poisoned group is so for the ranks of the host that noticed; other hosts notice by
- *  their own deadlines. Buffers of a call that failed must live until exit; group memory and
- *  the workspaces of merges do so by themselves. */
+ *  MPI_Abort. Its communicators return errors; those of calls that have none (datatypes: MPI is out
+ *  of memory) go to the handlers of MPI_COMM_WORLD (up to MPI 3.1) or MPI_COMM_SELF, which abort
+ *  unless you set MPI_ERRORS_RETURN there: then they are DCP_ERR_SYS, too. A poisoned group is so
+ *  for the ranks of the host that noticed; other hosts notice by their own deadlines. Buffers of a
+ *  call that failed must live until exit; group memory and the workspaces of merges do so by
+ *  themselves. */
 DCP_API dcp_status dcp_group_create_mpi(MPI_Comm comm, const dcp_group_opts *opts,
                                         dcp_group **group_out);
 

@@ -11,6 +11,7 @@
 static struct {
     int made, freed;      /* datatypes, those on the way to others too */
     int committed;        /* those that messages may have */
+    int breaks;           /* 1: no vector can be made, 2: no struct, 3: none committed */
     int gathered, packed; /* sends by such a type; of plain bytes that do not lie in own */
     int in_place;         /* sends of plain bytes that lie in own */
     const char *own;      /* memory of the caller's, or NULL */
@@ -21,7 +22,8 @@ static struct {
 DCP_API int MPI_Type_create_hvector(int count, int len, MPI_Aint stride, MPI_Datatype old,
                                     MPI_Datatype *type)
 {
-    const int rc = PMPI_Type_create_hvector(count, len, stride, old, type);
+    const int rc =
+        PMPI_Type_create_hvector(mpi_calls.breaks == 1 ? -1 : count, len, stride, old, type);
     mpi_calls.made += rc == MPI_SUCCESS;
     return rc;
 }
@@ -29,15 +31,17 @@ DCP_API int MPI_Type_create_hvector(int count, int len, MPI_Aint stride, MPI_Dat
 DCP_API int MPI_Type_create_struct(int count, const int lens[], const MPI_Aint at[],
                                    const MPI_Datatype types[], MPI_Datatype *type)
 {
-    const int rc = PMPI_Type_create_struct(count, lens, at, types, type);
+    const int rc =
+        PMPI_Type_create_struct(mpi_calls.breaks == 2 ? -1 : count, lens, at, types, type);
     mpi_calls.made += rc == MPI_SUCCESS;
     return rc;
 }
 
 DCP_API int MPI_Type_commit(MPI_Datatype *type)
 {
+    MPI_Datatype none = MPI_DATATYPE_NULL;
     mpi_calls.committed++;
-    return PMPI_Type_commit(type);
+    return PMPI_Type_commit(mpi_calls.breaks == 3 ? &none : type);
 }
 
 DCP_API int MPI_Type_free(MPI_Datatype *type)

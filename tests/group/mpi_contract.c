@@ -205,6 +205,43 @@ static void check_kept_types(void)
     free(room);
 }
 
+/* Where the program's handlers of calls without a communicator return, a datatype that MPI cannot
+ * make is an error like any other. */
+static void check_no_type(int rank, int size)
+{
+    MPI_Errhandler of_world, of_self;
+    MPI_Comm_get_errhandler(MPI_COMM_WORLD, &of_world);
+    MPI_Comm_get_errhandler(MPI_COMM_SELF, &of_self);
+    for (int how = 1; how <= 3; how++) {
+        dcp_group *g = NULL;
+        EXPECT(dcp_group_create_mpi(MPI_COMM_WORLD, NULL, &g) == DCP_OK);
+        if (g == NULL) return;
+        char room[64] = "";
+        const struct dcp__xfer s = {.peer = (rank + 1) % size,
+                                    .buf = room,
+                                    .n_bytes = 40,
+                                    .piece_bytes = 8,
+                                    .stride_bytes = 16,
+                                    .tail_bytes = 16,
+                                    .tail = room};
+        MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+        MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+        mpi_calls.breaks = how;
+        const int n_live = mpi_calls.made - mpi_calls.freed;
+        EXPECT(dcp__group_exchange_start(g, 0, &s, 1, NULL, 0) == DCP_ERR_SYS);
+        EXPECT(strstr(dcp_last_error(), "a datatype could not be made in exchange: ") != NULL);
+        EXPECT(mpi_calls.made - mpi_calls.freed == n_live);
+        mpi_calls.breaks = 0;
+        MPI_Comm_set_errhandler(MPI_COMM_WORLD, of_world);
+        MPI_Comm_set_errhandler(MPI_COMM_SELF, of_self);
+        EXPECT(dcp_group_barrier(g) == DCP_ERR_POISONED);
+        dcp_group_destroy(g);
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+    MPI_Errhandler_free(&of_world);
+    MPI_Errhandler_free(&of_self);
+}
+
 int main(int argc, char **argv)
 {
     MPI_Init(&argc, &argv);
@@ -244,6 +281,7 @@ int main(int argc, char **argv)
     MPI_Comm_free(&part);
 
     if (is_wire) check_kept_types();
+    if (is_wire) check_no_type(rank, size);
     if (size > 1) check_late(rank, size);
     if (is_wire) check_huge_message(rank, size);
     if (is_wire) check_late_merge(rank, size);
