@@ -83,6 +83,8 @@ struct dcp__group_ops {
     /* The first rank beside the own whose part of group memory the range touches; false where none
      * does. NULL: a peer's part cannot be told from other memory. */
     bool (*touches_peer)(const dcp_group *g, const void *ptr, size_t n_bytes, int *rank_out);
+    /* Whether the range lies in memory of alloc. NULL: what locate finds does. */
+    bool (*owns)(const dcp_group *g, const void *ptr, size_t n_bytes);
     bool one_space; /* the ranks are in one address space: every address means the same to all */
     bool keeps_buffers; /* once poisoned, the transport may still use buffers that it was given */
     bool sends_pieces;  /* exchange_start takes messages that are made of pieces */
@@ -91,6 +93,7 @@ struct dcp__group_ops {
 struct dcp__local_alloc {
     struct dcp__local_alloc *next;
     void *ptr;
+    size_t n_bytes;
 };
 
 struct dcp_group {
@@ -106,7 +109,7 @@ struct dcp_group {
     int n_hosts;
     int *host_of; /* [size], in order of first rank. Ranks of one host see each other's memory. */
     enum dcp__call call;
-    struct dcp__local_alloc *allocs; /* of self and threads groups */
+    struct dcp__local_alloc *allocs; /* where ranks do not share memory, or are threads */
     void *scratch;                   /* [size][DCP__RECORD_MAX]: a record of everybody */
     void *outer;                     /* of a transport that wraps another one (mpi over shm) */
     void *bounce;                    /* for gather_cols where there is no staging */

@@ -133,7 +133,9 @@ bool dcp__group_may_lend(const dcp_group *g, const void *ptr, size_t n_bytes)
 {
     uint32_t alloc_id = 0;
     uint64_t offset = 0;
-    return !g->ops->keeps_buffers || dcp__group_locate(g, ptr, n_bytes, &alloc_id, &offset);
+    if (!g->ops->keeps_buffers) return true;
+    return g->ops->owns != NULL ? g->ops->owns(g, ptr, n_bytes)
+                                : dcp__group_locate(g, ptr, n_bytes, &alloc_id, &offset);
 }
 
 bool dcp__group_sends_pieces(const dcp_group *g)

@@ -13,7 +13,7 @@ dcp_status dcp__local_alloc(dcp_group *g, size_t n_bytes, void **ptr_out)
         return st;
     }
     struct dcp__local_alloc *const node = node_mem;
-    *node = (struct dcp__local_alloc){.next = g->allocs, .ptr = ptr};
+    *node = (struct dcp__local_alloc){.next = g->allocs, .ptr = ptr, .n_bytes = n_bytes};
     g->allocs = node;
     *ptr_out = ptr;
     return DCP_OK;

@@ -28,6 +28,7 @@ typedef dcp_status dcp__poison_at_fn(dcp_group *g, dcp_status code, const char *
      DCP__MIX(sizeof(struct dcp__split), 1000000007) +                                             \
      DCP__MIX(sizeof(struct dcp__xfer), 10000019) +                                                \
      DCP__MIX(sizeof(struct dcp__wait), 100000007) +                                               \
+     DCP__MIX(sizeof(struct dcp__local_alloc), 1000000009) +                                       \
      DCP__MIX(offsetof(struct dcp_group, poison), 10000000019) +                                   \
      DCP__MIX(offsetof(struct dcp_group, outer), 100000000003) +                                   \
      DCP__MIX(offsetof(struct dcp__group_ops, exchange_start), 1000000000039) +                    \

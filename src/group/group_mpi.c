@@ -369,6 +369,23 @@ static bool mpi_locate(const dcp_group *g, const void *ptr, size_t n_bytes, uint
     return lib()->shm_ops->locate(host, ptr, n_bytes, alloc_id_out, offset_out);
 }
 
+/* On a host of one rank locate finds every address. */
+static bool mpi_owns(const dcp_group *g, const void *ptr, size_t n_bytes)
+{
+    uint32_t alloc_id;
+    uint64_t offset;
+    if (((const struct mpi_group *)g)->host != NULL) {
+        return mpi_locate(g, ptr, n_bytes, &alloc_id, &offset);
+    }
+    const uintptr_t at = (uintptr_t)ptr;
+    const struct dcp__local_alloc *a = g->allocs;
+    for (; a != NULL; a = a->next) {
+        const uintptr_t begin = (uintptr_t)a->ptr;
+        if (at >= begin && at - begin <= a->n_bytes && n_bytes <= a->n_bytes - (at - begin)) break;
+    }
+    return a != NULL;
+}
+
 static void *mpi_peer_ptr(const dcp_group *g, int rank, uint32_t alloc_id, uint64_t offset,
                           size_t n_bytes)
 {
@@ -456,6 +473,7 @@ const struct dcp__group_ops dcp__mpi_ops = {
     .poisoned = mpi_poisoned,
     .destroy = mpi_destroy,
     .touches_peer = mpi_touches_peer,
+    .owns = mpi_owns,
     .keeps_buffers = true,
     .sends_pieces = true,
 };

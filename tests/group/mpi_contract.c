@@ -242,6 +242,44 @@ static void check_no_type(int rank, int size)
     MPI_Errhandler_free(&of_self);
 }
 
+/* What lies in group memory reaches MPI from there: some tokens as pieces that MPI gathers, one token
+ * as one stretch, nothing of it packed. Of private memory all is packed. */
+static void check_from_memory(dcp_group *g, const struct large_shape *s, bool is_split)
+{
+    const int rank = dcp_group_rank(g), n = dcp_group_size(g);
+    const size_t room = sizeof(float) * (size_t)(s->t * LARGE_H * s->dim);
+    float lse[LARGE_T_MAX * LARGE_H], merged_lse[LARGE_T_MAX * LARGE_H];
+    void *shared = NULL;
+    float *own = malloc(room), *merged = malloc(room);
+    dcp_merge_desc desc = DCP_MERGE_DESC_INIT;
+    desc.max_tokens = s->t;
+    desc.n_heads = LARGE_H;
+    desc.dim = s->dim;
+    desc.lse_base = DCP_LSE_BASE_E;
+    desc.algo = DCP_MERGE_ALLTOALL;
+    dcp_merge_cost cost;
+    EXPECT(dcp_merge_plan(&desc, n, rank, 1, s->t, &cost) == DCP_OK);
+    EXPECT(dcp_group_alloc(g, room, &shared) == DCP_OK);
+    for (int is_shared = 0; is_shared < 2; is_shared++) {
+        float *out = is_shared ? shared : own;
+        large_fill(s, rank, s->dim, false, out, lse);
+        mpi_calls.own = (const char *)out;
+        mpi_calls.own_bytes = room;
+        mpi_calls.small_bytes = 4096;
+        mpi_calls.gathered = mpi_calls.in_place = mpi_calls.packed = 0;
+        n_bad += large_run(s, g, DCP_MERGE_ALLTOALL, DCP_CUT_HEADS, out, s->dim, lse, merged,
+                           merged_lse);
+        const int n_large = (int)cost.n_steps * (n - 1);
+        EXPECT(mpi_calls.gathered == (is_shared && !is_split ? n_large : 0));
+        EXPECT(mpi_calls.in_place == (is_shared && is_split ? n_large : 0));
+        EXPECT(mpi_calls.packed == (is_shared ? 0 : n_large));
+        mpi_calls.own = NULL;
+    }
+    dcp_group_free(g, shared);
+    free(merged);
+    free(own);
+}
+
 int main(int argc, char **argv)
 {
     MPI_Init(&argc, &argv);
@@ -266,6 +304,10 @@ int main(int argc, char **argv)
         if (k == 0) n_bad += contract_run(g);
         if (k == 1) check_split(g);
         if (k == 2) n_bad += large_check(g, NULL);
+        if (k == 2 && is_wire && size <= LARGE_H / 2) {
+            check_from_memory(g, &(struct large_shape){LARGE_T_MAX, 1024}, false);
+            check_from_memory(g, &(struct large_shape){3, 8192}, true);
+        }
         EXPECT(dcp_group_barrier(g) == DCP_OK);
         dcp_group_destroy(g);
     }
