@@ -366,6 +366,21 @@ dcp_status dcp__merge_send(struct dcp_merge *m, struct dcp__merge_run *run, unsi
     return dcp__group_exchange_start(m->g, slot, m->sends, n_sends, m->recvs, n_recvs);
 }
 
+struct dcp__merge_buffers dcp__merge_lay_out(const struct dcp_merge *m)
+{
+    const struct dcp__merge_sizes *s = &m->sizes;
+    const size_t second = m->shape.algo == DCP_MERGE_ALLTOALL ? s->recv : 0;
+    struct dcp__merge_buffers b;
+    b.send = m->private_ws != NULL ? m->private_ws : m->small; /* NULL: all sizes are 0 */
+    b.recv[0] = b.send + s->send;
+    b.recv[1] = b.recv[0] + s->recv;
+    b.state = b.recv[1] + second;
+    b.table = b.state + s->state;
+    b.gather_send = b.table + s->table;
+    b.gather_recv = b.gather_send + s->gather_send;
+    return b;
+}
+
 struct dcp__merge_block dcp__merge_block_at(const struct dcp_merge *m,
                                             const struct dcp__merge_run *run, int rank,
                                             int64_t step)

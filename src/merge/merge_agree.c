@@ -236,9 +236,7 @@ static void fill_places(const struct dcp_merge *m, struct dcp__merge_run *run,
     stretch(rb, re, a->sum, lse_bytes);
     stretch(rb, re, a->kv_len, n_tokens * (int64_t)sizeof(int64_t));
     const struct dcp__merge_block b =
-        d->cut == DCP_CUT_NONE
-            ? (struct dcp__merge_block){0, n_tokens, 0, d->n_heads}
-            : dcp__merge_block_of(d->cut, n_tokens, d->n_heads, m->n_ranks, m->rank);
+        dcp__merge_block_got(d->cut, n_tokens, d->n_heads, m->n_ranks, m->rank);
     uint64_t *wb = &rec->u.at.written_begin;
     uint64_t *we = &rec->u.at.written_end;
     stretch(wb, we, a->merged,

@@ -167,9 +167,7 @@ static dcp_status step_allreduce(struct dcp_merge *m, struct dcp__merge_run *run
     float *all_lse = own_lse + n_lses;
     float *temp = own_lse + lse_elems(m) * (size_t)m->shape.n_cols * (size_t)(m->n_ranks + 1);
     const struct dcp__merge_block mine =
-        d->cut == DCP_CUT_NONE
-            ? (struct dcp__merge_block){0, run->n_tokens, 0, d->n_heads}
-            : dcp__merge_block_of(d->cut, run->n_tokens, d->n_heads, m->n_ranks, m->rank);
+        dcp__merge_block_got(d->cut, run->n_tokens, d->n_heads, m->n_ranks, m->rank);
     const struct rows rows = rows_of(m, run, temp);
     load_lses(m, run, own_lse);
     DCP_TRY(dcp_group_allgather(m->g, own_lse, n_lses * sizeof(float), all_lse));

@@ -33,22 +33,6 @@
 #include "group/group_priv.h"
 #include "merge/merge_priv.h"
 
-struct buffers {
-    char *send, *recv[2], *gather_send, *gather_recv;
-};
-
-static struct buffers lay_out(const struct dcp_merge *m)
-{
-    const struct dcp__merge_sizes *s = &m->sizes;
-    struct buffers b;
-    b.send = m->private_ws != NULL ? m->private_ws : m->small; /* NULL: all sizes are 0 */
-    b.recv[0] = b.send + s->send;
-    b.recv[1] = b.recv[0] + s->recv;
-    b.gather_send = b.recv[1] + s->recv;
-    b.gather_recv = b.gather_send + s->gather_send;
-    return b;
-}
-
 static size_t block_bytes(const struct dcp_merge *m, const struct dcp__merge_block *b)
 {
     return dcp__merge_block_bytes(b, m->desc.dim, m->shape.wire_bytes, m->shape.n_cols);
@@ -137,7 +121,7 @@ static int send_block(struct dcp_merge *m, const struct dcp__merge_run *run, int
 }
 
 static dcp_status start_tile(struct dcp_merge *m, struct dcp__merge_run *run,
-                             const struct buffers *buf, int64_t step)
+                             const struct dcp__merge_buffers *buf, int64_t step)
 {
     int n_sends = 0;
     int n_recvs = 0;
@@ -170,7 +154,7 @@ enum { BETWEEN_TESTS = 32 << 10 };
 
 /* Merge the received tile; MPI moves messages only inside calls, so it is asked now and then. */
 static dcp_status merge_tile(struct dcp_merge *m, struct dcp__merge_run *run,
-                             const struct buffers *buf, bool is_next_open)
+                             const struct dcp__merge_buffers *buf, bool is_next_open)
 {
     const struct dcp__merge_block own = dcp__merge_step_block(m, run, m->rank);
     if (dcp__merge_block_rows(&own) == 0) return DCP_OK;
@@ -183,9 +167,7 @@ static dcp_status merge_tile(struct dcp_merge *m, struct dcp__merge_run *run,
         const char *at = buf->recv[run->step & 1] + recv_offset(m, &own, r);
         m->srcs[r] = dcp__merge_unpacked(m, at, at + payload, &own, m->shape.wire_bytes);
     }
-    const struct dcp__merge_dst dst = m->desc.cut == DCP_CUT_NONE
-                                          ? dcp__merge_gather_dst(m, run, buf->gather_send)
-                                          : dcp__merge_result(m, run);
+    const struct dcp__merge_dst dst = dcp__merge_step_dst(m, run, buf->gather_send);
     struct dcp__merge_block part = own;
     const int64_t token_bytes =
         (own.h_end - own.h_begin) * m->desc.dim * (int64_t)m->shape.wire_bytes;
@@ -206,7 +188,7 @@ enum { FIRST, TILE, GATHERED, MERGE, LAST };
 
 static dcp_status step_alltoall(struct dcp_merge *m, struct dcp__merge_run *run, bool *done_out)
 {
-    const struct buffers buf = lay_out(m);
+    const struct dcp__merge_buffers buf = dcp__merge_lay_out(m);
     const bool gathers = m->desc.cut == DCP_CUT_NONE;
     const bool has_next = run->step + 1 < run->n_steps;
     bool is_here = false;

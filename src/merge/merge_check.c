@@ -210,9 +210,7 @@ dcp_status dcp__merge_check_args(const struct dcp_merge *m, const dcp_merge_args
         return dcp__fail(DCP_ERR_ARG, "merge: n_tokens = %lld, created for 0..%lld",
                          (long long)a->n_tokens, (long long)d->max_tokens);
     const struct dcp__merge_block b =
-        d->cut == DCP_CUT_NONE
-            ? (struct dcp__merge_block){0, a->n_tokens, 0, d->n_heads}
-            : dcp__merge_block_of(d->cut, a->n_tokens, d->n_heads, m->n_ranks, m->rank);
+        dcp__merge_block_got(d->cut, a->n_tokens, d->n_heads, m->n_ranks, m->rank);
     const int64_t own_t = b.t_end - b.t_begin;
     const int64_t own_h = b.h_end - b.h_begin;
     DCP_TRY(dcp__merge_check_strides("out", a->n_tokens, d->n_heads, d->dim, &a->out_token_stride,

@@ -6,9 +6,10 @@
 #include "group/group_priv.h"
 #include "merge/merge_priv.h"
 
-struct dcp__merge_dst dcp__merge_gather_dst(const struct dcp_merge *m,
-                                            const struct dcp__merge_run *run, char *gather_send)
+struct dcp__merge_dst dcp__merge_step_dst(const struct dcp_merge *m,
+                                          const struct dcp__merge_run *run, char *gather_send)
 {
+    if (m->desc.cut != DCP_CUT_NONE) return dcp__merge_result(m, run);
     const struct dcp__merge_block own = dcp__merge_step_block(m, run, m->rank);
     const int64_t width = own.h_end - own.h_begin;
     const size_t payload =

@@ -31,26 +31,6 @@
 #include "group/group_priv.h"
 #include "merge/merge_priv.h"
 
-/* n_rows packed rows with columns of n_members at at. */
-static struct dcp__merge_state state_at(const struct dcp_merge *m, char *at, int64_t n_rows,
-                                        int n_members, const int *members)
-{
-    return (struct dcp__merge_state){
-        (float *)(void *)at,
-        (float *)(void *)(at + dcp__merge_payload_bytes(n_rows, m->desc.dim, sizeof(float))),
-        n_rows,
-        n_members,
-        members,
-        NULL,
-        false};
-}
-
-static size_t message_bytes(const struct dcp_merge *m, int64_t n_rows, int n_members)
-{
-    return dcp__merge_rows_bytes(n_rows, m->desc.dim, sizeof(float),
-                                 dcp__state_cols(&m->shape, n_members));
-}
-
 /* The ranks in rank's rows before level, as a list. */
 static int list_members(struct dcp_merge *m, int rank, int level, int *list)
 {
@@ -95,7 +75,7 @@ static struct dcp__merge_state kept_state(const struct dcp_merge *m,
         hi = h.keep_hi;
     }
     const int64_t n_rows = dcp__merge_step_rows(m, run, lo, hi);
-    struct dcp__merge_state s = state_at(m, buf->state, n_rows, m->n_ranks, NULL);
+    struct dcp__merge_state s = dcp__merge_state_at(m, buf->state, n_rows, m->n_ranks, NULL);
     int now = lo;
     for (int k = 0; k <= level && dcp__halving_at(m->n_ranks, m->rank, k, &h); k++) now = h.keep_lo;
     const int64_t skipped = dcp__merge_step_rows(m, run, lo, now);
@@ -113,7 +93,7 @@ static dcp_status start_level(struct dcp_merge *m, struct dcp__merge_run *run,
     int n = list_members(m, m->rank, run->level, members);
     const int64_t n_sent = dcp__merge_step_rows(m, run, h.send_lo, h.send_hi);
     const int64_t n_kept = dcp__merge_step_rows(m, run, h.keep_lo, h.keep_hi);
-    const struct dcp__merge_state out = state_at(m, buf->send, n_sent, n, NULL);
+    const struct dcp__merge_state out = dcp__merge_state_at(m, buf->send, n_sent, n, NULL);
     if (run->level > 0) { /* out of the state, as it was kept before this level */
         struct dcp__merge_state from = kept_state(m, run, buf, run->level - 1);
         if (h.send_lo > h.keep_lo) {
@@ -130,13 +110,13 @@ static dcp_status start_level(struct dcp_merge *m, struct dcp__merge_run *run,
         }
     }
     m->sends[0] = (struct dcp__xfer){
-        .peer = h.send_to, .buf = buf->send, .n_bytes = message_bytes(m, n_sent, n)};
+        .peer = h.send_to, .buf = buf->send, .n_bytes = dcp__merge_state_bytes(m, n_sent, n)};
     size_t at = 0;
     for (int i = 0; i < h.n_recvs; i++) {
         n = dcp__halving_members(m->n_ranks, h.recv_from[i], run->level, m->in);
-        const size_t n_bytes = message_bytes(m, n_kept, n);
-        m->recvs[i] =
-            (struct dcp__xfer){.peer = h.recv_from[i], .buf = buf->recv + at, .n_bytes = n_bytes};
+        const size_t n_bytes = dcp__merge_state_bytes(m, n_kept, n);
+        m->recvs[i] = (struct dcp__xfer){
+            .peer = h.recv_from[i], .buf = buf->recv[0] + at, .n_bytes = n_bytes};
         at += n_bytes;
     }
     return dcp__merge_send(m, run, DCP__SLOT_TILES, 1, h.n_recvs);
@@ -154,8 +134,8 @@ static void join_level(struct dcp_merge *m, struct dcp__merge_run *run,
     for (int i = 0; i < h.n_recvs; i++) {
         int *list = m->lists + i * m->n_ranks;
         const int n = list_members(m, h.recv_from[i], run->level, list);
-        came[i] = state_at(m, buf->recv + at, n_rows, n, list);
-        at += message_bytes(m, n_rows, n);
+        came[i] = dcp__merge_state_at(m, buf->recv[0] + at, n_rows, n, list);
+        at += dcp__merge_state_bytes(m, n_rows, n);
     }
     struct dcp__merge_state own = kept_state(m, run, buf, run->level);
     (void)dcp__halving_members(m->n_ranks, m->rank, run->level, m->in);
@@ -190,7 +170,8 @@ static void fill_all(struct dcp_merge *m, struct dcp__merge_run *run,
     const int *self = &m->rank;
     if (!is_alone)
         fill(m, run, buf, h.send_lo, h.send_hi,
-             state_at(m, buf->send, dcp__merge_step_rows(m, run, h.send_lo, h.send_hi), 1, self));
+             dcp__merge_state_at(m, buf->send, dcp__merge_step_rows(m, run, h.send_lo, h.send_hi),
+                                 1, self));
     struct dcp__merge_state kept = kept_state(m, run, buf, 0);
     kept.is_by_rank = true;
     kept.n_members = 1;
@@ -203,9 +184,7 @@ static void finish(struct dcp_merge *m, struct dcp__merge_run *run,
 {
     const struct dcp__merge_block own = dcp__merge_step_block(m, run, m->rank);
     const struct dcp__merge_state state = kept_state(m, run, buf, run->level);
-    const struct dcp__merge_dst dst = m->desc.cut == DCP_CUT_NONE
-                                          ? dcp__merge_gather_dst(m, run, buf->gather_send)
-                                          : dcp__merge_result(m, run);
+    const struct dcp__merge_dst dst = dcp__merge_step_dst(m, run, buf->gather_send);
     dcp__merge_state_finish(m, run, &state, &own, &dst);
 }
 

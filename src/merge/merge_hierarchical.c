@@ -26,25 +26,6 @@
 #include "group/group_priv.h"
 #include "merge/merge_priv.h"
 
-static size_t message_bytes(const struct dcp_merge *m, int64_t n_rows, int n_members)
-{
-    return dcp__merge_rows_bytes(n_rows, m->desc.dim, sizeof(float),
-                                 dcp__state_cols(&m->shape, n_members));
-}
-
-static struct dcp__merge_state state_at(const struct dcp_merge *m, char *at, int64_t n_rows,
-                                        int n_members, const int *members)
-{
-    return (struct dcp__merge_state){
-        (float *)(void *)at,
-        (float *)(void *)(at + dcp__merge_payload_bytes(n_rows, m->desc.dim, sizeof(float))),
-        n_rows,
-        n_members,
-        members,
-        NULL,
-        false};
-}
-
 /* Ranks of a host, at the place in m->lists where they are the host's alone. */
 static int list_host(struct dcp_merge *m, int host, int at)
 {
@@ -85,16 +66,18 @@ static dcp_status inside(struct dcp_merge *m, struct dcp__merge_run *run,
         if (dcp__host_handler(&m->shape, own_host, r) != m->rank) continue;
         const int64_t n_rows = dcp__merge_step_rows(m, run, r, r + 1);
         if (dcp__host_of(&m->shape, r) == own_host) { /* the own block */
-            struct dcp__merge_state own = state_at(m, buf->state, n_rows, m->n_ranks, NULL);
+            struct dcp__merge_state own =
+                dcp__merge_state_at(m, buf->state, n_rows, m->n_ranks, NULL);
             own.is_by_rank = true;
             own.n_members = n_inside;
             own.members = m->lists;
             DCP_TRY(fill_block(m, run, buf, r, &own));
             continue;
         }
-        const struct dcp__merge_state out = state_at(m, buf->send + at, n_rows, n_inside, m->lists);
+        const struct dcp__merge_state out =
+            dcp__merge_state_at(m, buf->send + at, n_rows, n_inside, m->lists);
         DCP_TRY(fill_block(m, run, buf, r, &out));
-        const size_t n_bytes = message_bytes(m, n_rows, n_inside);
+        const size_t n_bytes = dcp__merge_state_bytes(m, n_rows, n_inside);
         m->sends[n_sends++] =
             (struct dcp__xfer){.peer = r, .buf = buf->send + at, .n_bytes = n_bytes};
         at += n_bytes;
@@ -104,10 +87,10 @@ static dcp_status inside(struct dcp_merge *m, struct dcp__merge_run *run,
     const int64_t n_rows = dcp__merge_step_rows(m, run, m->rank, m->rank + 1);
     for (int host = 0; host < dcp__n_hosts(&m->shape); host++) {
         if (host == own_host) continue;
-        const size_t n_bytes = message_bytes(m, n_rows, dcp__host_size(&m->shape, host));
+        const size_t n_bytes = dcp__merge_state_bytes(m, n_rows, dcp__host_size(&m->shape, host));
         m->recvs[n_recvs++] =
             (struct dcp__xfer){.peer = dcp__host_handler(&m->shape, host, m->rank),
-                               .buf = buf->recv + at,
+                               .buf = buf->recv[0] + at,
                                .n_bytes = n_bytes};
         at += n_bytes;
     }
@@ -120,7 +103,8 @@ static void between(struct dcp_merge *m, struct dcp__merge_run *run,
     const int own_host = dcp__host_of(&m->shape, m->rank);
     const struct dcp__merge_block b = dcp__merge_step_block(m, run, m->rank);
     const int64_t n_rows = dcp__merge_block_rows(&b);
-    const struct dcp__merge_state own = state_at(m, buf->state, n_rows, m->n_ranks, NULL);
+    const struct dcp__merge_state own =
+        dcp__merge_state_at(m, buf->state, n_rows, m->n_ranks, NULL);
     struct dcp__merge_state *states = m->states;
     size_t at = 0;
     int n = 0;
@@ -130,8 +114,8 @@ static void between(struct dcp_merge *m, struct dcp__merge_run *run,
         states[n] = own;
         states[n].is_by_rank = true;
         if (host != own_host) {
-            states[n] = state_at(m, buf->recv + at, n_rows, n_members, NULL);
-            at += message_bytes(m, n_rows, n_members);
+            states[n] = dcp__merge_state_at(m, buf->recv[0] + at, n_rows, n_members, NULL);
+            at += dcp__merge_state_bytes(m, n_rows, n_members);
         }
         states[n].n_members = n_members;
         states[n++].members = m->lists + n_listed;
@@ -141,9 +125,7 @@ static void between(struct dcp_merge *m, struct dcp__merge_run *run,
     for (int i = 0; i < n; i++) {
         if (i != own_host) dcp__merge_state_take_cols(m, &states[i], n_rows, &own);
     }
-    const struct dcp__merge_dst dst = m->desc.cut == DCP_CUT_NONE
-                                          ? dcp__merge_gather_dst(m, run, buf->gather_send)
-                                          : dcp__merge_result(m, run);
+    const struct dcp__merge_dst dst = dcp__merge_step_dst(m, run, buf->gather_send);
     dcp__merge_state_finish(m, run, &own, &b, &dst);
 }
 

@@ -56,9 +56,7 @@ bool dcp__merge_overlaps(const struct dcp_merge *m, const struct dcp__merge_run 
     const dcp_merge_desc *d = &m->desc;
     const int64_t n_tokens = run->n_tokens;
     const struct dcp__merge_block b =
-        d->cut == DCP_CUT_NONE
-            ? (struct dcp__merge_block){0, n_tokens, 0, d->n_heads}
-            : dcp__merge_block_of(d->cut, n_tokens, d->n_heads, m->n_ranks, owner);
+        dcp__merge_block_got(d->cut, n_tokens, d->n_heads, m->n_ranks, owner);
     const int64_t n_t = b.t_end - b.t_begin;
     const int64_t n_h = b.h_end - b.h_begin;
     if (n_t * n_h < 1) return false;

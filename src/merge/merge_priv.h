@@ -186,6 +186,12 @@ dcp_status dcp__merge_sync_poll(struct dcp_merge *m, struct dcp__merge_run *run,
 /* Start an exchange of m->sends and m->recvs in slot; counts what is sent. */
 dcp_status dcp__merge_send(struct dcp_merge *m, struct dcp__merge_run *run, unsigned slot,
                            int n_sends, int n_recvs);
+/* The private workspace of those that send, in this order; a second receive tile has alltoall
+ * alone. */
+struct dcp__merge_buffers {
+    char *send, *recv[2], *state, *table, *gather_send, *gather_recv;
+};
+struct dcp__merge_buffers dcp__merge_lay_out(const struct dcp_merge *m);
 /* The rows of a rank that a step merges. alltoall goes through the tiles backwards: who has just
  * written a partial has its end in the caches, and reading it from the start would push that out
  * before it comes. */
@@ -257,6 +263,10 @@ void dcp__merge_weights(const struct dcp__merge_math *math, const float *lse, co
                         int n_parts, const float *sink, float *w, float *merged_lse);
 
 /* ---- merge_state.c: rows on their way ---- */
+/* n_rows packed rows with columns of n_members at at, and their bytes. */
+struct dcp__merge_state dcp__merge_state_at(const struct dcp_merge *m, char *at, int64_t n_rows,
+                                            int n_members, const int *members);
+size_t dcp__merge_state_bytes(const struct dcp_merge *m, int64_t n_rows, int n_members);
 /* Everybody's LSEs of a step, by rank and row; NULL where they are not shared. */
 struct dcp__merge_table {
     const char *at;
@@ -285,9 +295,10 @@ int64_t dcp__merge_step_rows(const struct dcp_merge *m, const struct dcp__merge_
                              int hi);
 
 /* ---- merge_gather.c: cut none ---- */
-/* Where this step's merged rows go before they are sent. */
-struct dcp__merge_dst dcp__merge_gather_dst(const struct dcp_merge *m,
-                                            const struct dcp__merge_run *run, char *gather_send);
+/* Where this step's merged rows go: with cut none to where they are sent from, else into the
+ * caller's result. */
+struct dcp__merge_dst dcp__merge_step_dst(const struct dcp_merge *m,
+                                          const struct dcp__merge_run *run, char *gather_send);
 dcp_status dcp__merge_gather_start(struct dcp_merge *m, struct dcp__merge_run *run, int64_t step,
                                    char *gather_send, char *gather_recv);
 void dcp__merge_gather_finish(struct dcp_merge *m, struct dcp__merge_run *run, int64_t step,
@@ -336,11 +347,5 @@ dcp_status dcp__merge_enter_start(struct dcp_merge *m, struct dcp__merge_run *ru
 dcp_status dcp__merge_enter_finish(struct dcp_merge *m, struct dcp__merge_run *run);
 dcp_status dcp__merge_exit_start(struct dcp_merge *m, struct dcp__merge_run *run);
 dcp_status dcp__merge_exit_finish(struct dcp_merge *m, struct dcp__merge_run *run);
-
-/* The private workspace of halving and hierarchical, in this order. */
-struct dcp__merge_buffers {
-    char *send, *recv, *state, *table, *gather_send, *gather_recv;
-};
-struct dcp__merge_buffers dcp__merge_lay_out(const struct dcp_merge *m);
 
 #endif

@@ -470,8 +470,7 @@ struct dcp__merge_src dcp__merge_unpacked(const struct dcp_merge *m, const char 
 struct dcp__merge_dst dcp__merge_result(const struct dcp_merge *m, const struct dcp__merge_run *run)
 {
     const struct dcp__merge_block own =
-        dcp__merge_block_of(m->desc.cut, run->n_tokens, m->desc.n_heads, m->n_ranks, m->rank);
-    const bool is_whole = m->desc.cut == DCP_CUT_NONE;
+        dcp__merge_block_got(m->desc.cut, run->n_tokens, m->desc.n_heads, m->n_ranks, m->rank);
     const dcp_merge_args *a = &run->args;
     return (struct dcp__merge_dst){a->merged,
                                    a->merged_token_stride,
@@ -479,8 +478,7 @@ struct dcp__merge_dst dcp__merge_result(const struct dcp_merge *m, const struct 
                                    a->merged_lse,
                                    a->merged_lse_token_stride,
                                    a->merged_lse_head_stride,
-                                   is_whole ? 0 : own.t_begin,
-                                   is_whole ? 0 : own.h_begin,
-                                   is_whole ? run->n_tokens * m->desc.n_heads
-                                            : dcp__merge_block_rows(&own)};
+                                   own.t_begin,
+                                   own.h_begin,
+                                   dcp__merge_block_rows(&own)};
 }

@@ -23,6 +23,23 @@ enum { ROWS = DCP__MERGE_ROWS };
 /* In the column of counts: its weight is 0 in the end, it is not in the row. */
 #define LEFT_OUT 0x80000000u
 
+struct dcp__merge_state dcp__merge_state_at(const struct dcp_merge *m, char *at, int64_t n_rows,
+                                            int n_members, const int *members)
+{
+    const size_t payload = dcp__merge_payload_bytes(n_rows, m->desc.dim, sizeof(float));
+    return (struct dcp__merge_state){.payload = (float *)(void *)at,
+                                     .cols = (float *)(void *)(at + payload),
+                                     .stride = n_rows,
+                                     .n_members = n_members,
+                                     .members = members};
+}
+
+size_t dcp__merge_state_bytes(const struct dcp_merge *m, int64_t n_rows, int n_members)
+{
+    return dcp__merge_rows_bytes(n_rows, m->desc.dim, sizeof(float),
+                                 dcp__state_cols(&m->shape, n_members));
+}
+
 static int n_cols_of(const struct dcp_merge *m)
 {
     return m->shape.n_cols + 1;
@@ -307,17 +324,4 @@ dcp_status dcp__merge_share_start(struct dcp_merge *m, struct dcp__merge_run *ru
             (struct dcp__xfer){.peer = r, .buf = to + (size_t)r * n_bytes, .n_bytes = n_bytes};
     }
     return dcp__merge_send(m, run, DCP__SLOT_TILES, k, k);
-}
-
-struct dcp__merge_buffers dcp__merge_lay_out(const struct dcp_merge *m)
-{
-    const struct dcp__merge_sizes *s = &m->sizes;
-    struct dcp__merge_buffers b;
-    b.send = m->private_ws != NULL ? m->private_ws : m->small;
-    b.recv = b.send + s->send;
-    b.state = b.recv + s->recv;
-    b.table = b.state + s->state;
-    b.gather_send = b.table + s->table;
-    b.gather_recv = b.gather_send + s->gather_send;
-    return b;
 }

@@ -34,6 +34,13 @@ struct dcp__merge_block dcp__merge_block_of(dcp_cut cut, int64_t n_tokens, int64
     return b;
 }
 
+struct dcp__merge_block dcp__merge_block_got(dcp_cut cut, int64_t n_tokens, int64_t n_heads,
+                                             int n_ranks, int rank)
+{
+    return cut == DCP_CUT_NONE ? (struct dcp__merge_block){0, n_tokens, 0, n_heads}
+                               : dcp__merge_block_of(cut, n_tokens, n_heads, n_ranks, rank);
+}
+
 int64_t dcp__merge_longest(const struct dcp__merge_shape *s, int64_t n_tokens)
 {
     /* Rank 0 has the longest range of any cut. */

@@ -307,10 +307,8 @@ void dcp__merge_traffic(const struct dcp__merge_shape *s, int64_t n_tokens, int6
     const int64_t row_bytes = s->dim * (int64_t)s->out_bytes + lse;
     if (s->algo == DCP_MERGE_DIRECT) {
         const struct dcp__merge_block b =
-            dcp__merge_block_of(s->cut, n_tokens, s->n_heads, s->n_ranks, s->rank);
-        const int64_t rows =
-            s->cut == DCP_CUT_NONE ? n_tokens * s->n_heads : dcp__merge_block_rows(&b);
-        *bytes_out = rows * row_bytes * (s->n_ranks - 1);
+            dcp__merge_block_got(s->cut, n_tokens, s->n_heads, s->n_ranks, s->rank);
+        *bytes_out = dcp__merge_block_rows(&b) * row_bytes * (s->n_ranks - 1);
         return;
     }
     if (s->algo == DCP_MERGE_ALLREDUCE || s->algo == DCP_MERGE_ALLREDUCE_TEMP) {

@@ -52,6 +52,9 @@ static inline int64_t dcp__merge_offset(int64_t t, int64_t h, int64_t token_stri
 /* The rows that rank owns (none counts as by heads). */
 struct dcp__merge_block dcp__merge_block_of(dcp_cut cut, int64_t n_tokens, int64_t n_heads,
                                             int n_ranks, int rank);
+/* The rows that rank gets in the end: with cut none all, else its own. */
+struct dcp__merge_block dcp__merge_block_got(dcp_cut cut, int64_t n_tokens, int64_t n_heads,
+                                             int n_ranks, int rank);
 /* The part of rank's rows that a step of a call of n_tokens works on, and how many steps all take.
  */
 struct dcp__merge_block dcp__merge_block_step(const struct dcp__merge_shape *s, int64_t n_tokens,
