@@ -113,9 +113,9 @@ typedef struct dcp_attend_args {
     int64_t q_token_stride; /**< elements; 0 = contiguous */
     const float *sink;      /**< [H] of all heads, tp or not; natural log, finite or -inf (no sink);
                                NULL without has_sink */
-    float *
-        out; /**< [T, H_r, D], or P wide where projected; out and lse may overlap neither each other nor any
-                               input of this rank: q, q_pos, sink, project, the views' keys and values */
+    float *out; /**< [T, H_r, D], or P wide where projected; out and lse may overlap neither each
+                   other nor any input of this rank: q, q_pos, sink, project, the views' keys and
+                   values */
     int64_t out_token_stride;
     float *lse; /**< [T, H_r] natural log, or NULL */
     int64_t lse_token_stride;

@@ -54,8 +54,8 @@ typedef struct dcp_kv_view {
 
 /** Scales of an int8 or fp8 view, over the view's pages: K's element (slot, g, d) of a page is its
  * number times the scale at (const char*)k_base + pages[.] * k_page_stride_bytes + (slot *
- * k_slot_stride + g * k_head_stride) * elemsize. V likewise. They may lie in the view's own pages or
- * in arrays of their own, and a stride of 0 shares them:
+ * k_slot_stride + g * k_head_stride) * elemsize. V likewise. They may lie in the view's own pages
+ * or in arrays of their own, and a stride of 0 shares them:
  *
  *     a scale per                 page stride   slot stride   head stride
  *     token and KV head           given         given         given

@@ -263,8 +263,8 @@ DCP_API dcp_status dcp_group_gather_cols(dcp_group *g, void *buf, size_t n_rows,
  *  gather and the next write to the part anyway: entering that call says that the reading is done,
  *  returning from it that everybody's is.
  *  @param[in]     g                 NULL is DCP_ERR_ARG
- *  @param[in,out] buf               as there; this rank's part must not be written again before it has
- *                                   returned from another collective call on g
+ *  @param[in,out] buf               as there; this rank's part must not be written again before it
+ *                                   has returned from another collective call on g
  *  @param[in]     n_rows            as there
  *  @param[in]     row_stride_bytes  as there
  *  @param[in]     col_off_bytes     as there

@@ -193,7 +193,7 @@ typedef struct dcp_merge_info {
     const char *algo_name, *why; /**< why lives as long as the merge */
     size_t workspace_bytes;      /**< all that this rank's create took, exact */
     int64_t tile_tokens;         /**< tokens per tile; max_tokens where there are no tiles */
-    const char *kernel;          /**< the row kernel that runs */
+    const char *kernel;          /**< the row kernel that sums; two parts go to its pair form */
     uint32_t overwrites_partial; /**< 1: run destroys the caller's partial (allreduce) */
     int64_t tile_heads;          /**< heads per tile: fewer than a rank has only where not even one
                                     token fits the limit */
@@ -299,8 +299,8 @@ DCP_API dcp_status dcp_merge_wait(dcp_merge *m, dcp_merge_stats *stats_out);
 /** Give the workspace back. A merge in flight on it poisons the group; the
  *  partial lent to it must outlive the peers' part in it. Before dcp_group_destroy.
  *  @param[in] m  takes NULL
- *  Threads: one per group handle.   Collective: yes where the group still works; on a poisoned group it does not
- * wait. */
+ *  Threads: one per group handle.   Collective: yes where the group still works; on a poisoned
+ * group it does not wait. */
 DCP_API void dcp_merge_destroy(dcp_merge *m);
 
 /** The name of an algorithm as on the command line ("direct"); "?" for an unknown one.

@@ -22,9 +22,10 @@ typedef struct dcp_pool dcp_pool;
  *  Threads: one user at a time.  Collective: no. */
 DCP_API dcp_status dcp_pool_create(int n_threads, int n_ranks, dcp_pool **pool_out);
 /** Binds the pool's threads, the calling thread among them, to CPUs of the caller's choice: as many
- *  CPUs as threads: thread i to cpus[i], the caller to cpus[0]; more: every thread to all of them, so
- *  that the system places threads within (the cores of a NUMA node, say). Memory that the threads
- *  touch first afterwards lies near them. Threads that the caller starts later inherit its CPUs.
+ *  CPUs as threads: thread i to cpus[i], the caller to cpus[0]; more: every thread to all of them,
+ *  so that the system places threads within (the cores of a NUMA node, say). Memory that the
+ *  threads touch first afterwards lies near them. Threads that the caller starts later inherit its
+ *  CPUs.
  *  @param[in] pool
  *  @param[in] cpus    [n_cpus] numbers of the system (sched_setaffinity), each once
  *  @param[in] n_cpus  >= the pool's threads

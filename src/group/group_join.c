@@ -92,7 +92,8 @@ static void close_book(struct book *b)
 
 /* Whose lock it is does not matter: it is held for some hundred microseconds, unless its holder is
  * stopped. Ranks that reach the deadline together also take the lock one after the other, so each
- * try gets LOCK_GRACE_NS even when the deadline has passed: only who holds it for longer is blamed. */
+ * try gets LOCK_GRACE_NS even when the deadline has passed: only who holds it for longer is
+ * blamed. */
 static dcp_status lock_book(struct book *b)
 {
     const int64_t start_ns = dcp__now_ns();

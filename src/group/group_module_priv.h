@@ -17,8 +17,8 @@ typedef dcp_status dcp__fail_at_fn(dcp_status st, const char *file, int line, co
 typedef dcp_status dcp__poison_at_fn(dcp_group *g, dcp_status code, const char *file, int line,
                                      const char *fmt, ...) __attribute__((format(printf, 5, 6)));
 
-/* A word of what both sides lay their hands on: two builds of one version that differ in a structure
- * differ here. */
+/* A word of what both sides lay their hands on: two builds of one version that differ in a
+ * structure differ here. */
 #define DCP__MIX(n, factor) ((uint64_t)(n)*UINT64_C(factor))
 #define DCP__MODULE_LAYOUT                                                                         \
     (DCP__MIX(sizeof(struct dcp_group), 1000003) +                                                 \

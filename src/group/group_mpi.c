@@ -286,10 +286,10 @@ static dcp_status mpi_exchange_wait(dcp_group *g, unsigned slot)
     }
 }
 
-/* Open MPI's nonblocking all-reduce is 1.6 to 2.5 times slower than its blocking one (N = 2, 1 to 64
- * tokens of 96 x 512), so a bench that compares with it would flatter us. The blocking call has no
- * deadline, though, so it is taken only where DCP_ATTN_MPI_BLOCKING=1 asks for it, as `bench merge`
- * does, and after a record, so that all ranks have at least come. */
+/* Open MPI's nonblocking all-reduce is 1.6 to 2.5 times slower than its blocking one (N = 2, 1 to
+ * 64 tokens of 96 x 512), so a bench that compares with it would flatter us. The blocking call has
+ * no deadline, though, so it is taken only where DCP_ATTN_MPI_BLOCKING=1 asks for it, as `bench
+ * merge` does, and after a record, so that all ranks have at least come. */
 static bool wants_blocking(void)
 {
     const char *const text = getenv("DCP_ATTN_MPI_BLOCKING");

@@ -12,17 +12,17 @@
  * A merge has one type for each tile and peer, the same from call to call while its partial stays
  * where it is. Making one anew costs 0.5 of the 10 us that a message of 48 KiB takes (Open MPI, two
  * ranks; MPICH: nothing to speak of), 1 to 5 % of a merge of 128 tiles. So TYPES_KEPT of them are
- * kept, at some 1.4 KB of MPI's memory each. Calls with more messages than that come round to a type
- * when it would be the oldest: replacing the oldest would keep none of any use. So what is kept stays
- * until it has been of no use for a long while, and the types of all other messages are made for
- * them and let go at once, which MPI allows while they travel.
+ * kept, at some 1.4 KB of MPI's memory each. Calls with more messages than that come round to a
+ * type when it would be the oldest: replacing the oldest would keep none of any use. So what is
+ * kept stays until it has been of no use for a long while, and the types of all other messages are
+ * made for them and let go at once, which MPI allows while they travel.
  *
  * Errors. These calls have no communicator: MPI raises their errors on MPI_COMM_WORLD (up to MPI
- * 3.1) or MPI_COMM_SELF (from MPI 4.0), whose handlers abort unless the program has set others. They
- * are the program's, so they stay as they are: to change them for the length of a call would race
- * with its other threads. The arguments have been checked (group.c; at most INT_MAX bytes), so that
- * what is left to fail is MPI's own lack of memory. A program that has set MPI_ERRORS_RETURN on both
- * gets it as DCP_ERR_SYS: that is what the branches here are for. */
+ * 3.1) or MPI_COMM_SELF (from MPI 4.0), whose handlers abort unless the program has set others.
+ * They are the program's, so they stay as they are: to change them for the length of a call would
+ * race with its other threads. The arguments have been checked (group.c; at most INT_MAX bytes), so
+ * that what is left to fail is MPI's own lack of memory. A program that has set MPI_ERRORS_RETURN
+ * on both gets it as DCP_ERR_SYS: that is what the branches here are for. */
 #include <string.h>
 
 #include "group/group_mpi_priv.h"

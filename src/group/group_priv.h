@@ -17,9 +17,9 @@ struct dcp__xfer {
     int peer;
     void *buf;
     size_t n_bytes;
-    /* Of a send, where dcp__group_sends_pieces: whole pieces of so many bytes, one every stride_bytes
-     * from buf on, then tail_bytes from tail; n_bytes in all, which arrive as one stretch. 0 = n_bytes
-     * from buf. */
+    /* Of a send, where dcp__group_sends_pieces: whole pieces of so many bytes, one every
+     * stride_bytes from buf on, then tail_bytes from tail; n_bytes in all, which arrive as one
+     * stretch. 0 = n_bytes from buf. */
     size_t piece_bytes, stride_bytes;
     size_t tail_bytes;
     const void *tail;
@@ -53,19 +53,20 @@ bool dcp__group_locate(const dcp_group *g, const void *ptr, size_t n_bytes, uint
  * (other host, or out of its bounds). */
 void *dcp__group_peer_ptr(const dcp_group *g, int rank, uint32_t alloc_id, uint64_t offset,
                           size_t n_bytes);
-/* Whether [ptr, ptr + n_bytes) touches the part of group memory of another rank of this host, and of
- * which; false where parts cannot be told apart (a threads group, ranks without common memory). */
+/* Whether [ptr, ptr + n_bytes) touches the part of group memory of another rank of this host, and
+ * of which; false where parts cannot be told apart (a threads group, ranks without common
+ * memory). */
 bool dcp__group_touches_peer(const dcp_group *g, const void *ptr, size_t n_bytes, int *rank_out);
 /* True if all ranks are in one address space: an address of one is the same memory on all. */
 bool dcp__group_one_space(const dcp_group *g);
 /* True if the group is poisoned and its transport may still read or write the buffers that it was
  * given: who owns them must let them live until exit. */
 bool dcp__group_keeps_buffers(const dcp_group *g);
-/* True if the transport may be given [ptr, ptr + n_bytes) of a caller to send from: it lets go of it
- * when the group is poisoned, or the memory is the group's and lives as long. */
+/* True if the transport may be given [ptr, ptr + n_bytes) of a caller to send from: it lets go of
+ * it when the group is poisoned, or the memory is the group's and lives as long. */
 bool dcp__group_may_lend(const dcp_group *g, const void *ptr, size_t n_bytes);
-/* True if messages may be made of pieces: the transport gathers them while it sends. The same on all
- * ranks of a group. */
+/* True if messages may be made of pieces: the transport gathers them while it sends. The same on
+ * all ranks of a group. */
 bool dcp__group_sends_pieces(const dcp_group *g);
 /* True if this rank can read rank's group memory directly: exactly if both have the same
  * dcp_group_host. The rank itself is always seen. */

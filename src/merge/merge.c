@@ -259,6 +259,15 @@ dcp_status dcp_merge_create(dcp_group *g, const dcp_merge_desc *desc, dcp_merge 
     return st;
 }
 
+/* Where more than one merge is on the way of a row, all but the last sum f32 rows into such. */
+static const char *sums_by(const struct dcp_merge *m)
+{
+    const dcp_merge_desc *d = &m->desc;
+    if (!m->algo->keeps_order) return m->math.kernels.merge_row_name[DCP_F32][DCP_F32];
+    const dcp_dtype part = m->algo->id == DCP_MERGE_ALLTOALL ? d->wire_type : d->out_type;
+    return m->math.kernels.merge_row_name[part][d->merged_type];
+}
+
 void dcp_merge_get_info(const dcp_merge *m, dcp_merge_info *info_out)
 {
     if (info_out == NULL) return;
@@ -274,8 +283,7 @@ void dcp_merge_get_info(const dcp_merge *m, dcp_merge_info *info_out)
     info_out->workspace_bytes = m->workspace_bytes;
     info_out->tile_tokens = m->shape.tile_tokens;
     info_out->tile_heads = m->shape.tile_heads;
-    const dcp_dtype part = m->algo->id == DCP_MERGE_ALLTOALL ? d->wire_type : d->out_type;
-    info_out->kernel = m->math.kernels.merge_row_name[part][d->merged_type];
+    info_out->kernel = sums_by(m);
     info_out->overwrites_partial = m->algo->writes_out;
     info_out->order = m->algo->order;
     info_out->n_hosts = dcp_group_n_hosts(m->g);

@@ -49,8 +49,8 @@ struct run_record {
 };
 _Static_assert(sizeof(struct run_record) <= DCP__RECORD_MAX, "fits a slot of the group");
 
+/* Of the run whose entry records all have just compared. */
 struct exit_record {
-    uint64_t nonce, n_runs;
     int64_t n_nonfinite, n_lse_bad, n_lse_empty;
     int64_t t, h, rank;
 };
@@ -405,9 +405,9 @@ dcp_status dcp__merge_enter_finish(struct dcp_merge *m, struct dcp__merge_run *r
 
 dcp_status dcp__merge_exit_start(struct dcp_merge *m, struct dcp__merge_run *run)
 {
-    const struct exit_record own = {
-        m->nonce,    m->n_runs,   run->seen.n_nonfinite, run->seen.n_lse_bad, run->seen.n_lse_empty,
-        run->seen.t, run->seen.h, run->seen.rank};
+    const struct exit_record own = {run->seen.n_nonfinite, run->seen.n_lse_bad,
+                                    run->seen.n_lse_empty, run->seen.t,
+                                    run->seen.h,           run->seen.rank};
     return dcp__merge_sync_start(m, run, &own, sizeof(own));
 }
 

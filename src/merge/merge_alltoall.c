@@ -10,18 +10,24 @@
  *   time  | pack 0 | send 0 ~~~~~ | pack 1 | send 1 ~~~~~~~~~~~~ | pack 2 | ...
  *         |        |              |        | merge 0             |        | merge 1
  *
- * Tiles go from the last to the first (dcp__merge_block_at): the end of a partial that has just been
- * written is in the caches still. At 2 MiB of partial and of L2 that is 3 to 5 % of the whole.
+ * Tiles go from the last to the first (dcp__merge_block_at): the end of a partial that has just
+ * been written is in the caches still. At 2 MiB of partial and of L2 that is 3 to 5 % of the whole.
  *
- * Where a token's rows for a peer make a large message, a tile is one token and the payload is sent
- * from where the caller has it: no copy, and the LSEs are a message of their own.
- * Where they are some KiB and the transport can gather (MPI), a tile is a few tokens, and its message
- * is made of their stretches and the packed LSEs: 2 to 7 % less time than with a message for each.
+ * What is sent (plan_merge.c says which, for all ranks alike; start_tile does it):
+ *   large rows   a token's rows for a peer make a large message: the tile is one token (cut tokens:
+ *                any stretch of them) and its payload a message from where the caller has it. No
+ *                copy; the LSEs are a message of their own.
+ *   some KiB     the tile is a few tokens. Where the transport can gather (MPI), its message is
+ *                made of their stretches and the packed LSEs: 2 to 7 % less time than with a
+ *                message for each. Elsewhere it is packed.
+ *   small rows   packed.
+ * Rows that may not be sent as they lie (payload_in_place) are packed into the same messages.
+ *
  * Cut tokens: a tile is a stretch of each rank's own tokens, all heads. Cut none: merged as by
  * heads; each tile's merged rows then go to all peers, while the tile after next is packed.
  *
- * Cost     sends (N-1)/N of a partial in its wire type, plus LSEs; N-1 or 2(N-1) messages a tile. Cut none
- *          sends (N-1)/N of the merged result on top.
+ * Cost     sends (N-1)/N of a partial in its wire type, plus LSEs; N-1 or 2(N-1) messages a tile.
+ *          Cut none sends (N-1)/N of the merged result on top.
  * Scratch  one send and two receive tiles; cut none one more of each; at most the workspace limit.
  * Order    ranks 0..N-1: the bits of direct, for any tile size, if the wire type is out's type.
  *          A token that does not fit alone (cut tokens, many ranks) is cut by heads, too.
@@ -59,8 +65,8 @@ static void pack(const struct dcp_merge *m, const struct dcp__merge_run *run,
 
 /* Aims x at the payload of a block where the caller has it, if it can be sent from there: a token's
  * rows lie in one stretch, and so do all or the transport gathers the stretches; no row is empty
- * (those are not read); and the memory outlives a transport that lets go of nothing. cols: its LSEs,
- * packed, which follow in the message if x has a tail. */
+ * (those are not read); and the memory outlives a transport that lets go of nothing. cols: its
+ * LSEs, packed, which follow in the message if x has a tail. */
 static bool payload_in_place(const struct dcp_merge *m, const struct dcp__merge_run *run,
                              const struct dcp__merge_block *b, const float *cols,
                              struct dcp__xfer *x)

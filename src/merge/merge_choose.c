@@ -216,11 +216,11 @@ dcp_status dcp__merge_look_around(struct dcp_merge *m, bool wants_speed)
 /* ---- choosing ---- */
 
 /* Bytes that a rank copies, packs and merges beside what travels, in f32: alltoall packs what it
- * sends, unless that goes from where it lies, in one stretch or as pieces that the transport gathers,
- * and reads a partial's worth of rows; halving turns its whole partial into f32 rows first, and at
- * each level joins what comes with what it keeps; hierarchical does the same with the rows of other
- * hosts alone. Whether a call's partial may be sent as it lies (dcp__group_may_lend) is not known
- * yet: the estimate takes it to be so. */
+ * sends, unless that goes from where it lies, in one stretch or as pieces that the transport
+ * gathers, and reads a partial's worth of rows; halving turns its whole partial into f32 rows
+ * first, and at each level joins what comes with what it keeps; hierarchical does the same with the
+ * rows of other hosts alone. Whether a call's partial may be sent as it lies (dcp__group_may_lend)
+ * is not known yet: the estimate takes it to be so. */
 static double touched_bytes(const struct dcp__merge_shape *s, bool sends_pieces, int64_t sent)
 {
     const double partial = (double)s->max_tokens * (double)s->n_heads * (double)s->dim * 4.0;

@@ -2,19 +2,22 @@
 /* halving: the group is halved again and again; at each level a rank sends the rows of the other
  * half, already merged as far as it has them, to one rank there, and merges what comes for its own.
  *
- *              rank 0          rank 1          rank 2          rank 3     b = block of rows by
- * owner start      b0 b1 b2 b3     b0 b1 b2 b3     b0 b1 b2 b3     b0 b1 b2 b3 level 0    <- b0 b1
- * ------------------------ 2                        {0,1} and {2,3} swap
- *                              <- b0 b1 ------------------------ 3
- *              b0{02} b1{02}   b0{13} b1{13}   b2{02} b3{02}   b2{13} b3{13}
- *   level 1    b0{02,13}       b1{02,13}       b2{02,13}       b3{02,13}
+ *              rank 0      rank 1      rank 2      rank 3      rank 4      bk{..} = block k, merged
+ *   start      b0..b4      b0..b4      b0..b4      b0..b4      b0..b4      over the listed ranks
+ *
+ *   level 0    {0 1 2 | 3 4}: 0 <-> 3, 1 <-> 4, 2 -> 4
+ *              b0-2{03}    b0-2{14}    b0-2{2}     b3-4{03}    b3-4{124}
+ *   level 1    {0 1 | 2}: 0 <-> 2, 1 -> 2           {3 | 4}: 3 <-> 4
+ *              b0-1{023}   b0-1{14}    b2{01234}   b3{01234}   b4{01234}
+ *   level 2    {0 | 1}: 0 <-> 1
+ *              b0{01234}   b1{01234}
  *
  * Any N: a group of n has a lower half of (n+1)/2 ranks and an upper one. Rank i of the lower half
  * and rank i of the upper one swap; where the lower half has one rank more, that one sends to the
  * last of the upper half and receives nothing.
  *
  *   N = 3      0 <-> 2, 1 -> 2                 then 0 <-> 1
- *   N = 5      0 <-> 3, 1 <-> 4, 2 -> 4        then 0 <-> 2, 1 -> 2 and 3 <-> 4       then 0 <-> 1
+ *   N = 4      0 <-> 2, 1 <-> 3                then 0 <-> 1 and 2 <-> 3
  *
  * Cost     ceil(log2 N) messages a tile, one after the other, (N-1)/N of a partial in f32 and 8
  *          bytes a row and part in them (12 for (max, sum)). For sizes where latency rules.

@@ -3,7 +3,8 @@
  *
  * merge.c            create, run, start, test, wait, destroy, and the order of their steps
  * merge_choose.c     which algorithm, and the measurement behind auto
- * merge_check.c      local checks of a description and of a run's arguments, overlaps
+ * merge_check.c      local checks of a description and of a run's arguments
+ * merge_overlap.c    what lies in what: strided buffers against each other
  * merge_agree.c      the records with which ranks agree before data moves and report after it
  * merge_rows.c       rows of N sources into one destination
  * merge_weights.c    weights of LSEs given as (max, sum)
@@ -11,7 +12,7 @@
  * merge_gather.c     merged rows to everybody (cut none)
  * merge_stage.c      partials that peers cannot see, through group memory (direct, hierarchical)
  * merge_local.c      merges without a group
- * merge_<algo>.c     one algorithm each
+ * merge_<algo>.c     one algorithm each: direct, alltoall, halving, hierarchical, allreduce
  * src/plan/          blocks, tiles, bytes: integers only */
 #ifndef DCP_MERGE_MERGE_PRIV_H
 #define DCP_MERGE_MERGE_PRIV_H
@@ -333,8 +334,9 @@ struct dcp__region {
     int64_t n0, s0, n1, s1, len;
 };
 bool dcp__regions_overlap(const struct dcp__region *a, const struct dcp__region *b);
-/* This rank's merged and merged LSE against a partial at src of a rank. is_own: the exact in-place
- * position is allowed. What overlaps is named in *what_out. */
+/* owner's merged and merged LSE, at dst, against the partial of src_rank at src: does anything
+ * overlap? Of a rank's own partial the exact in-place position is allowed, and its result may not
+ * overlap itself either (nor, of this rank, the sink). What overlaps is named in *what_out. */
 bool dcp__merge_overlaps(const struct dcp_merge *m, const struct dcp__merge_run *run, int owner,
                          const struct dcp__merge_dst *dst, const struct dcp__merge_src *src,
                          int src_rank, const char **what_out);

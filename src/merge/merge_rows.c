@@ -7,8 +7,10 @@
  *   2. weights and merged LSE of all these rows at once;
  *   3. the merged LSEs are written (the sources' LSEs of these rows have been read: in place
  *      works);
- *   4. for each row, the parts of positive weight are summed by the row kernel, while the rows
- *      after it are fetched; rows of two parts go to their kernel in runs. */
+ *   4. the parts of positive weight are summed, while the rows to come are fetched. By the pair
+ *      kernel, in runs of rows, where there are two sources and both count in all rows of the
+ *      group; else by the row kernel, row by row (which hands a row of two parts to the pair
+ *      kernel). */
 #include <math.h>
 #include <string.h>
 
@@ -244,7 +246,8 @@ static void aim_ahead(const struct walk *k)
         k->math->scratch.ahead[r] = place_of(k, r, k->ahead.t, k->ahead.h);
 }
 
-/* n rows of a full group of two ranks, from head h0 + j on; returns how many are done: at least one. */
+/* n rows of a full group of two ranks, from head h0 + j on; returns how many are done: at least
+ * one. */
 static int merge_pairs(const struct walk *k, const struct group *g, const float *weights, int j,
                        int n)
 {
@@ -265,7 +268,8 @@ static int merge_pairs(const struct walk *k, const struct group *g, const float 
     return done;
 }
 
-/* Rows of a group of two ranks whose parts both count, in runs that are also runs of the rows ahead. */
+/* Rows of a group of two ranks whose parts both count, in runs that are also runs of the rows
+ * ahead. */
 static void merge_full_pairs(struct walk *k, const struct group *g, const float *weights)
 {
     for (int j = 0; j < g->n;) {

@@ -11,7 +11,8 @@ enum { RANKS_MAX = 1024 };
 enum { WORTH_BYTES = 768 << 10 };
 
 /* From here on a message of its own costs less than the copy that it saves. Measured, Open MPI, one
- * host, copies by the kernel: 128 KB 8 GB/s from the caller's memory, 4.4 packed; 32 KB 5.7, 4.3. */
+ * host, copies by the kernel: 128 KB 8 GB/s from the caller's memory, 4.4 packed; 32 KB 5.7,
+ * 4.3. */
 enum { SPLIT_BYTES = 48 << 10 };
 
 /* Rows of a token for a peer that are worth a piece of their own in a message of several tokens. */
@@ -54,8 +55,8 @@ static bool is_one_stretch(const struct dcp__merge_shape *s, int64_t n_tokens, i
 }
 
 /* Payload of a tile of so many tokens of the widest block, where it could go as it lies: a token's
- * heads follow each other. Two tokens' do not unless all heads are in the block: then the message is
- * made of pieces. */
+ * heads follow each other. Two tokens' do not unless all heads are in the block: then the message
+ * is made of pieces. */
 static size_t stretch_bytes(const struct dcp__merge_shape *s, int64_t n_tokens, int64_t n_heads)
 {
     const size_t row = (size_t)s->dim * s->wire_bytes;

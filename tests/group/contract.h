@@ -226,9 +226,9 @@ static inline int contract_exchange(dcp_group *g)
     return n_failed;
 }
 
-/* Messages of pieces, most of them with a tail before or behind: of more shapes than a transport may
- * keep, neighbours that differ in stride alone or in the tail's place alone, each used twice in a row,
- * the second time some bytes further on, up to the last byte. */
+/* Messages of pieces, most of them with a tail before or behind: of more shapes than a transport
+ * may keep, neighbours that differ in stride alone or in the tail's place alone, each used twice in
+ * a row, the second time some bytes further on, up to the last byte. */
 static inline int contract_pieces(dcp_group *g)
 {
     enum { STRIDE = 9000, ROWS = 7, PIECE_STEP = 350, SHAPES = 72, TAIL = 4096 };
@@ -375,7 +375,8 @@ static inline int contract_allreduce(dcp_group *g)
     return n_failed;
 }
 
-/* What one rank refuses every rank refuses, at once and in words that name it; the group goes on. */
+/* What one rank refuses every rank refuses, at once and in words that name it; the group goes
+ * on. */
 static inline int contract_refusals(dcp_group *g)
 {
     enum { SMALL = 16, LARGE = 5000 };

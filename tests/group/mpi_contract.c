@@ -180,8 +180,8 @@ static void send_pieces(dcp_group *g, char *room, int first, int n)
     }
 }
 
-/* Datatypes are kept from call to call: all of them where they are few, still as many where there is
- * no room for all, and those of a new buffer after a while; none is left behind. */
+/* Datatypes are kept from call to call: all of them where they are few, still as many where there
+ * is no room for all, and those of a new buffer after a while; none is left behind. */
 static void check_kept_types(void)
 {
     enum { MANY = TYPES_KEPT * 3 / 2, NEXT = TYPES_KEPT / 2 };
@@ -242,8 +242,8 @@ static void check_no_type(int rank, int size)
     MPI_Errhandler_free(&of_self);
 }
 
-/* What lies in group memory reaches MPI from there: some tokens as pieces that MPI gathers, one token
- * as one stretch, nothing of it packed. Of private memory all is packed. */
+/* What lies in group memory reaches MPI from there: some tokens as pieces that MPI gathers, one
+ * token as one stretch, nothing of it packed. Of private memory all is packed. */
 static void check_from_memory(dcp_group *g, const struct large_shape *s, bool is_split)
 {
     const int rank = dcp_group_rank(g), n = dcp_group_size(g);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tokens whose rows for a peer make a large message, alone or a few together: alltoall sends these
- * from where the caller has them (of several tokens as a message made of pieces), or packs them where
- * it may not (empty rows, gaps between rows, memory that a transport would keep). Each way gives the
- * bits of the other, and as many messages as create has said. */
+ * from where the caller has them (of several tokens as a message made of pieces), or packs them
+ * where it may not (empty rows, gaps between rows, memory that a transport would keep). Each way
+ * gives the bits of the other, and as many messages as create has said. */
 #ifndef TEST_MERGE_LARGE_H
 #define TEST_MERGE_LARGE_H
 

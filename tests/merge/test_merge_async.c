@@ -166,8 +166,8 @@ static void test_never_comes(void **state)
     assert_int_equal(ranks_threads(3, 0.5, never_comes, NULL), 0);
 }
 
-/* Destroyed in flight: the group says so, and nobody waits for ever. Peers may still be reading what
- * was lent to them, so all of it lives until every rank is done. */
+/* Destroyed in flight: the group says so, and nobody waits for ever. Peers may still be reading
+ * what was lent to them, so all of it lives until every rank is done. */
 static struct simple *lent[3];
 
 static int dropped(dcp_group *g, void *user)

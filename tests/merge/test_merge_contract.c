@@ -188,7 +188,8 @@ static int bf16_lse(dcp_group *g, void *user)
     return 0;
 }
 
-/* LSEs stored heads first: read by their strides they are right, read as [T,H] they are other rows'. */
+/* LSEs stored heads first: read by their strides they are right, read as [T,H] they are other
+ * rows'. */
 static int transposed_lse(dcp_group *g, void *user)
 {
     (void)user;

@@ -69,8 +69,8 @@ static int complain(const struct round *r, int rank, int i, const char *text, dc
     return 1;
 }
 
-/* The text names the victim. Where ranks wait for each other in a chain (halving, hierarchical), the
- * first whose deadline passes knows only the one before it, that waits too. */
+/* The text names the victim. Where ranks wait for each other in a chain (halving, hierarchical),
+ * the first whose deadline passes knows only the one before it, that waits too. */
 static bool names_victim(const struct round *r)
 {
     char name[32];
@@ -134,8 +134,8 @@ static int rank_main(dcp_group *g, const struct round *r)
         if (is_it && is_victim && is_fatal)
             return 0; /* a delayed one comes back to a poisoned group */
         if (is_it && is_fatal) {
-            /* A pause of one's own does not count towards the deadline: a rank that got no CPU for as
-             * long as its peer slept has met it in time. */
+            /* A pause of one's own does not count towards the deadline: a rank that got no CPU for
+             * as long as its peer slept has met it in time. */
             if (st == DCP_OK && r->what == DELAY && starved_s() - starved > 0.3 * deadline_s) {
                 printf("round %llu: rank %d starved for %.1f s\n", (unsigned long long)r->number,
                        s->rank, starved_s() - starved);

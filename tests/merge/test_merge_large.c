@@ -68,7 +68,8 @@ struct wire_rank {
 };
 
 /* Tokens that are messages by themselves are sent from the caller's memory, those with an empty row
- * (two of three, for either peer) packed; several tokens of a message are pieces, which this transport cannot gather. */
+ * (two of three, for either peer) packed; several tokens of a message are pieces, which this
+ * transport cannot gather. */
 static void *wire_main(void *arg)
 {
     static const struct {

@@ -358,8 +358,9 @@ static void test_max_sum(void **state)
     }
 }
 
-/* Pairs at the ends of what f32 holds, against weights in double: maxima whose difference overflows,
- * sums from the least to the most that count, products that underflow where their factors do not. */
+/* Pairs at the ends of what f32 holds, against weights in double: maxima whose difference
+ * overflows, sums from the least to the most that count, products that underflow where their
+ * factors do not. */
 static void test_max_sum_extremes(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Many ranks and little room: N to 64 within 8 MiB for every cut, tokens cut by heads where one does
- * not fit, the exact bytes of create against the counted allocator and the planner, and peaks that
- * stay below the limit at any size: the allocator's, and PSS as the kernel counts it. */
+/* Many ranks and little room: N to 64 within 8 MiB for every cut, tokens cut by heads where one
+ * does not fit, the exact bytes of create against the counted allocator and the planner, and peaks
+ * that stay below the limit at any size: the allocator's, and PSS as the kernel counts it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

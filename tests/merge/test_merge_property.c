@@ -15,8 +15,8 @@
 
 enum { SEED = 20261129, MAX_BLOCKS = 64 };
 
-/* Joins of rows on the way to a result (docs/NUMERICS.md): halving one a level, hierarchical inside a
- * host and between hosts; the last weighting, with a sink, is one more. allreduce rounds each
+/* Joins of rows on the way to a result (docs/NUMERICS.md): halving one a level, hierarchical inside
+ * a host and between hosts; the last weighting, with a sink, is one more. allreduce rounds each
  * product, then each sum: as much as a join. */
 static int joins_of(dcp_merge_algo algo, int n_ranks)
 {
