@@ -272,15 +272,27 @@ static void test_arguments(void **state)
     assert_false(name_exists());
 }
 
+/* After each test, also one that has failed half-way: the name is a file, and would stay. */
+static int remove_name(void **state)
+{
+    (void)state;
+    (void)remove(path);
+    return 0;
+}
+
 int main(void)
 {
     snprintf(name, sizeof(name), "test.%d", (int)getpid());
     snprintf(path, sizeof(path), "/dev/shm/dcp-attn.%u.%s", (unsigned)geteuid(), name);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_arguments),    cmocka_unit_test(test_contract),
-        cmocka_unit_test(test_race),         cmocka_unit_test(test_missing),
-        cmocka_unit_test(test_disagree),     cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_killed_later), cmocka_unit_test(test_lock_at_deadline),
+        cmocka_unit_test_teardown(test_arguments, remove_name),
+        cmocka_unit_test_teardown(test_contract, remove_name),
+        cmocka_unit_test_teardown(test_race, remove_name),
+        cmocka_unit_test_teardown(test_missing, remove_name),
+        cmocka_unit_test_teardown(test_disagree, remove_name),
+        cmocka_unit_test_teardown(test_killed, remove_name),
+        cmocka_unit_test_teardown(test_killed_later, remove_name),
+        cmocka_unit_test_teardown(test_lock_at_deadline, remove_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
