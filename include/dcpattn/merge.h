@@ -85,8 +85,9 @@
  * DCP_OK. A run that poisoned the group may leave a peer behind that is slow, not dead, and still
  * reads: the partial (memory of the caller's in a threads group; over MPI, for allreduce) must live
  * until the handles of all ranks are destroyed, over MPI until exit. Memory of dcp_group_alloc does
- * by itself. In halving and hierarchical ranks wait for each other in a chain: a rank that hangs
- * without having died may be named through one that waits for it.
+ * by itself. In halving and hierarchical ranks wait for each other in a chain: of one that hangs
+ * without having died, ranks that share memory say both, whom they wait for and who holds that one
+ * up; over MPI between hosts, and custom transports, it may be named through one that waits for it.
  *
  * Not blocking: dcp_merge_start, dcp_merge_test, dcp_merge_wait. Without a group: dcp_merge_local,
  * dcp_merge_pair. Before anything: dcp_merge_plan. */

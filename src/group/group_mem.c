@@ -128,6 +128,7 @@ static dcp_status await_slot(struct dcp__mem_group *m, struct dcp__wait *w, int 
                              uint32_t record)
 {
     struct dcp__mem_slot *const slot = dcp__mem_slot_at(m->core, record, rank);
+    _Atomic uint32_t *const waits = &dcp__mem_member_at(m->core, m->base.rank)->waits;
     while (atomic_load_explicit(&slot->seq, memory_order_acquire) != record) {
         const enum dcp__wait_step step = dcp__wait_next(w, m->spin_rounds);
         if (step == DCP__WAIT_AGAIN) {
@@ -137,6 +138,7 @@ static dcp_status await_slot(struct dcp__mem_group *m, struct dcp__wait *w, int 
             }
             continue;
         }
+        atomic_store_explicit(waits, (uint32_t)rank * 4 + DCP__WAITS_RECORD, memory_order_relaxed);
         DCP_TRY(dcp__mem_check(m, w, record_awaited, &record));
         /* The owner stores seq, then looks for sleepers; here the other way round. */
         atomic_fetch_add(&slot->n_sleepers, 1);
@@ -144,6 +146,7 @@ static dcp_status await_slot(struct dcp__mem_group *m, struct dcp__wait *w, int 
         if (seen != record) dcp__futex_wait(&slot->seq, seen, DCP__WAIT_SLICE_NS);
         atomic_fetch_sub(&slot->n_sleepers, 1);
     }
+    atomic_store_explicit(waits, DCP__WAITS_NOT, memory_order_relaxed);
     return DCP_OK;
 }
 

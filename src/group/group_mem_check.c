@@ -112,22 +112,52 @@ static dcp_status poison_dead(struct dcp__mem_group *m, int rank,
                              WEXITSTATUS(status), m->base.rank, call);
 }
 
+/* Where a rank is: "has not attached", "is in barrier". */
+static void describe(const struct dcp__mem_member *member, char *text, size_t n)
+{
+    const uint32_t call = atomic_load_explicit(&member->call, memory_order_relaxed);
+    if (atomic_load(&member->attached) == 0) {
+        snprintf(text, n, "has not attached");
+    } else if (call == DCP__CALL_NONE) {
+        snprintf(text, n, "is in no call of the group");
+    } else {
+        snprintf(text, n, "is in %s", dcp__call_name(call));
+    }
+}
+
+/* Who is late where ranks wait for each other in a chain: the first that waits for nobody. rank
+ * itself where it does not wait, or where the chain closes. */
+static int last_awaited(struct dcp__mem_group *m, int rank)
+{
+    int at = rank;
+    for (int i = 0; i < m->base.size; i++) {
+        const int next = dcp__mem_waits_for(m->core, at);
+        if (next < 0) return at;
+        if (next == m->base.rank || next >= m->base.size) break;
+        at = next;
+    }
+    return rank;
+}
+
 static dcp_status poison_late(struct dcp__mem_group *m, const struct dcp__wait *w,
                               dcp__is_awaited_fn *is_awaited, const void *ctx)
 {
     const double waited_s = (double)(dcp__now_ns() - w->start_ns) * 1e-9;
     char late[320] = "";
     size_t used = 0;
-    for (int r = 0; r < m->base.size && used < sizeof(late) - 64; r++) {
+    for (int r = 0; r < m->base.size && used < sizeof(late) - 130; r++) {
         if (r == m->base.rank || !is_awaited(m, r, ctx)) continue;
-        struct dcp__mem_member *const member = dcp__mem_member_at(m->core, r);
-        const uint32_t call = atomic_load_explicit(&member->call, memory_order_relaxed);
-        const char *where = atomic_load(&member->attached) == 0 ? "has not attached"
-                            : call == DCP__CALL_NONE            ? "is in no call of the group"
-                                                                : dcp__call_name(call);
-        used += (size_t)snprintf(
-            late + used, sizeof(late) - used, "%srank %d (%s%s)", used > 0 ? ", " : "", r,
-            atomic_load(&member->attached) != 0 && call != DCP__CALL_NONE ? "is in " : "", where);
+        char where[40];
+        describe(dcp__mem_member_at(m->core, r), where, sizeof(where));
+        used += (size_t)snprintf(late + used, sizeof(late) - used, "%srank %d (%s",
+                                 used > 0 ? ", " : "", r, where);
+        const int last = last_awaited(m, r);
+        if (last != r) {
+            describe(dcp__mem_member_at(m->core, last), where, sizeof(where));
+            used += (size_t)snprintf(late + used, sizeof(late) - used,
+                                     ", held up by rank %d, which %s", last, where);
+        }
+        used += (size_t)snprintf(late + used, sizeof(late) - used, ")");
     }
     return dcp__group_poison(&m->base, DCP_ERR_TIMEOUT,
                              "rank %d waited %.1f %s in %s; did not arrive: %s", m->base.rank,

@@ -228,21 +228,55 @@ dcp_status dcp__mem_exchange_test(dcp_group *g, unsigned slot, bool *done_out)
     return DCP_OK;
 }
 
+static uint64_t ring_holds(struct dcp__mem_core *core, int from, int to)
+{
+    const struct dcp__ring_ends *ends = ends_at(core, from, to);
+    const uint64_t head = atomic_load(&ends->head); /* first: it never passes the tail */
+    return atomic_load(&ends->tail) - head;
+}
+
 /* A peer is awaited while a message with it is unfinished and its ring has nothing to move. */
 static bool exchange_awaited(struct dcp__mem_group *m, int rank, const void *ctx)
 {
     const struct dcp__mem_open *const o = ctx;
     for (int i = 0; i < o->n_recvs; i++) {
         if (o->recvs[i].peer != rank || flow_done(&o->recvs[i])) continue;
-        const struct dcp__ring_ends *ends = ends_at(m->core, rank, m->base.rank);
-        if (atomic_load(&ends->tail) == atomic_load(&ends->head)) return true;
+        if (ring_holds(m->core, rank, m->base.rank) == 0) return true;
     }
     for (int i = 0; i < o->n_sends; i++) {
         if (o->sends[i].peer != rank || flow_done(&o->sends[i])) continue;
-        const struct dcp__ring_ends *ends = ends_at(m->core, m->base.rank, rank);
-        if (atomic_load(&ends->tail) - atomic_load(&ends->head) == m->core->ring_bytes) return true;
+        if (ring_holds(m->core, m->base.rank, rank) == m->core->ring_bytes) return true;
     }
     return false;
+}
+
+/* What the exchange waits for first, for the others to see. */
+static uint32_t exchange_waits(const struct dcp__mem_open *o)
+{
+    for (int i = 0; i < o->n_recvs; i++) {
+        if (!flow_done(&o->recvs[i])) return (uint32_t)o->recvs[i].peer * 4 + DCP__WAITS_DATA;
+    }
+    for (int i = 0; i < o->n_sends; i++) {
+        if (!flow_done(&o->sends[i])) return (uint32_t)o->sends[i].peer * 4 + DCP__WAITS_ROOM;
+    }
+    return DCP__WAITS_NOT;
+}
+
+int dcp__mem_waits_for(struct dcp__mem_core *core, int rank)
+{
+    const uint32_t waits = atomic_load(&dcp__mem_member_at(core, rank)->waits);
+    const int peer = (int)(waits / 4);
+    bool has_reason = false;
+    if (waits % 4 == DCP__WAITS_DATA) has_reason = ring_holds(core, peer, rank) == 0;
+    if (waits % 4 == DCP__WAITS_ROOM) /* what does not fit may be a header */
+        has_reason = ring_holds(core, rank, peer) + HEADER_BYTES > core->ring_bytes;
+    if (waits % 4 == DCP__WAITS_RECORD) {
+        const uint32_t even = atomic_load(&dcp__mem_slot_at(core, 0, rank)->seq);
+        const uint32_t odd = atomic_load(&dcp__mem_slot_at(core, 1, rank)->seq);
+        const uint32_t last = (int32_t)(odd - even) > 0 ? odd : even;
+        has_reason = atomic_load(&dcp__mem_slot_at(core, last, peer)->seq) != last;
+    }
+    return has_reason ? peer : -1;
 }
 
 dcp_status dcp__mem_exchange_wait(dcp_group *g, unsigned slot)
@@ -264,6 +298,7 @@ dcp_status dcp__mem_exchange_wait(dcp_group *g, unsigned slot)
             if (!moved) return dcp__group_poison_status(g);
             continue;
         }
+        atomic_store_explicit(&self->waits, exchange_waits(o), memory_order_relaxed);
         DCP_TRY(dcp__mem_check(m, &w, exchange_awaited, o));
         atomic_fetch_add(&self->bell_sleepers, 1);
         const uint32_t bell = atomic_load(&self->bell);
@@ -272,6 +307,7 @@ dcp_status dcp__mem_exchange_wait(dcp_group *g, unsigned slot)
         atomic_fetch_sub(&self->bell_sleepers, 1);
         if (st != DCP_OK) return st;
     }
+    atomic_store_explicit(&self->waits, DCP__WAITS_NOT, memory_order_relaxed);
     o->is_open = false;
     return DCP_OK;
 }

@@ -27,8 +27,19 @@ struct dcp__mem_member {
     _Atomic int32_t pid;          /* 0: not watched */
     _Atomic uint64_t start_ticks; /* of the process, from /proc: a pid alone may be used again */
     _Atomic uint32_t call;        /* enum dcp__call */
+    /* Whom it waits for, and what for: rank * 4 + enum dcp__mem_waits; 0: nobody, or not for long.
+     * A stopped rank leaves here what it waited for then: dcp__mem_waits_for looks whether it still
+     * has reason to. */
+    _Atomic uint32_t waits;
     _Alignas(64) _Atomic uint32_t bell; /* rung when a ring of this rank has moved */
     _Atomic uint32_t bell_sleepers;
+};
+
+enum dcp__mem_waits {
+    DCP__WAITS_NOT = 0,
+    DCP__WAITS_RECORD, /* for its record */
+    DCP__WAITS_DATA,   /* for something in its ring */
+    DCP__WAITS_ROOM    /* for it to read what is in the ring to it */
 };
 
 struct dcp__mem_slot {
@@ -118,6 +129,9 @@ void dcp__mem_watch_self(struct dcp__mem_core *core, int rank);
 bool dcp__process_start(int pid, uint64_t *start_ticks_out);
 bool dcp__process_is_gone(int pid, uint64_t start_ticks);
 void dcp__mem_report_exit(struct dcp__mem_core *core, int rank, int wait_status);
+
+/* The rank that rank waits for, as far as what it waits for is indeed not there; else -1. */
+int dcp__mem_waits_for(struct dcp__mem_core *core, int rank);
 
 /* The slow path of a wait: poison, dead peers, the deadline. is_awaited(m, r, ctx) says whether
  * rank r still holds up this wait. */

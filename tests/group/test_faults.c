@@ -145,6 +145,65 @@ static void test_late(void **state)
     unsetenv("DCP_ATTN_FAULT");
 }
 
+/* Rank 0 waits for rank 1, which waits for rank 2: the text names both. how: what rank 1 waits for.
+ * */
+enum chain { CHAIN_DATA, CHAIN_ROOM, CHAIN_RECORD, CHAIN_STOPPED };
+static int expect_chain(dcp_group *g, void *ctx)
+{
+    enum { BYTES = 4 << 20 };
+    static char buf[3][BYTES];
+    const enum chain how = *(const enum chain *)ctx;
+    const int rank = dcp_group_rank(g);
+    struct dcp__xfer x = {.peer = 0, .buf = buf[rank], .n_bytes = 8};
+    int64_t pids[3], own = (int64_t)getpid();
+    WANT(dcp__group_record(g, &own, sizeof(own), pids) == DCP_OK);
+    if (rank == 2) {
+        sleep_s(0.4);
+        if (how == CHAIN_STOPPED) { /* what it waits for comes, and it does not take it */
+            kill((pid_t)pids[1], SIGSTOP);
+            x.peer = 1;
+            WANT(dcp__group_exchange_start(g, 0, &x, 1, NULL, 0) == DCP_OK);
+            WANT(dcp__group_exchange_wait(g, 0) == DCP_OK);
+        }
+        sleep_s(2);
+        return 0;
+    }
+    if (rank == 1) {
+        sleep_s(0.2);
+        x.peer = 2;
+        if (how == CHAIN_ROOM) x.n_bytes = BYTES;
+        const int n_sends = how == CHAIN_ROOM;
+        dcp_status st = DCP_OK;
+        if (how != CHAIN_RECORD) st = dcp__group_exchange_start(g, 0, &x, n_sends, &x, 1 - n_sends);
+        if (how != CHAIN_RECORD && st == DCP_OK) st = dcp__group_exchange_wait(g, 0);
+        if (how == CHAIN_RECORD) st = dcp_group_barrier(g);
+        WANT(st == DCP_ERR_TIMEOUT);
+        return 0;
+    }
+    x.peer = 1;
+    WANT(dcp__group_exchange_start(g, 0, NULL, 0, &x, 1) == DCP_OK);
+    WANT(dcp__group_exchange_wait(g, 0) == DCP_ERR_TIMEOUT);
+    const char *const want[] = {
+        "did not arrive: rank 1 (is in exchange, held up by rank 2, which is in no call of the "
+        "group)",
+        "did not arrive: rank 1 (is in exchange, held up by rank 2, which is in no call of the "
+        "group)",
+        "did not arrive: rank 1 (is in barrier, held up by rank 2, which is in no call of the "
+        "group)",
+        "did not arrive: rank 1 (is in exchange)"};
+    WANT(strstr(dcp_last_error(), want[how]) != NULL);
+    return 0;
+}
+
+static void test_chain(void **state)
+{
+    (void)state;
+    for (enum chain how = CHAIN_DATA; how <= CHAIN_STOPPED; how++) {
+        assert_int_equal(ranks_shm(3, 1.0, expect_chain, &how), 0);
+        if (how != CHAIN_STOPPED) assert_int_equal(ranks_threads(3, 1.0, expect_chain, &how), 0);
+    }
+}
+
 static void test_fault_text(void **state)
 {
     (void)state;
@@ -373,6 +432,7 @@ int main(void)
         cmocka_unit_test(test_killed_in_exchange),
         cmocka_unit_test(test_exit),
         cmocka_unit_test(test_late),
+        cmocka_unit_test(test_chain),
         cmocka_unit_test(test_peers),
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_busy),

@@ -69,15 +69,12 @@ static int complain(const struct round *r, int rank, int i, const char *text, dc
     return 1;
 }
 
-/* The text names the victim. Where ranks wait for each other in a chain (halving, hierarchical),
- * the first whose deadline passes knows only the one before it, that waits too. */
+/* Also where ranks wait for each other in a chain (halving, hierarchical): its end is named. */
 static bool names_victim(const struct round *r)
 {
     char name[32];
     (void)snprintf(name, sizeof(name), "rank %d", r->victim);
-    const bool is_chain = r->algo == DCP_MERGE_HALVING || r->algo == DCP_MERGE_HIERARCHICAL;
-    const bool is_alive = r->what == STOP || r->what == DELAY || r->what == SILENT;
-    return (is_chain && is_alive) || strstr(dcp_last_error(), name) != NULL;
+    return strstr(dcp_last_error(), name) != NULL;
 }
 
 /* A fault somewhere: each call is right, or the first wrong one names the victim. */
