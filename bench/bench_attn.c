@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention kernels against the machine: bench_attn [threads [isa [filter]]].
+/* Attention kernels against the machine: bench_attn [threads [isa [filter [q]]]], q bf16 (default: its
+ * values are bf16's) or f32.
  *
  * Each thread attends with its own (sequence, KV head) pairs: no split, no merge, the kernel alone.
  * decode: bytes of K and V per second, beside a plain read of the same bytes. extend:
@@ -95,7 +96,12 @@ static const struct bench_case cases[] = {
     {"extend dk256 x4 T24 4K", 24, 4, 256, 256, 4096, false, false},
     {"extend dk64 x1 T96 4K", 96, 1, 64, 64, 4096, false, false},
     {"extend dk128 x8 T512 4K", 512, 8, 128, 128, 4096, false, false},
+    {"extend dk128 x4 T256 4K", 256, 4, 128, 128, 4096, false, false},
     {"extend MLA x96 T1 4K", 1, 96, 576, 512, 4096, true, false},
+    {"extend MLA x96 T2 4K", 2, 96, 576, 512, 4096, true, false},
+    {"L2 dk128 x4 T256 1K", 256, 4, 128, 128, 1024, false, true},
+    {"L2 MLA x96 T1 512", 1, 96, 576, 512, 512, true, true},
+    {"L2 MLA x96 T2 512", 2, 96, 576, 512, 512, true, true},
 };
 enum { N_CASES = (int)(sizeof(cases) / sizeof(cases[0])), MAX_RUNS = 200, PAGE = 64 };
 
@@ -104,6 +110,7 @@ struct bench {
     dcp_isa isa;
     dcp__attn_fn *fn;
     int n_threads;
+    bool is_q_bf16;
     char *memory; /* n_items sequences of n_keys, [page][K or V][slot][dim] bf16 */
     int32_t *pages;
     int64_t n_items, item_bytes, next;
@@ -238,7 +245,9 @@ static dcp_status bench_alloc(struct bench *b)
         keys[i] = (uint16_t)(0x3f00u | (noise >> 24) | ((noise >> 8) & 0x8000u));
     }
     for (int64_t i = 0; i < c->n_keys / PAGE; i++) b->pages[i] = (int32_t)i;
-    for (int64_t i = 0; i < rows_of(c) * c->dk; i++) b->q[i] = sinf((float)i);
+    for (int64_t i = 0; i < rows_of(c) * c->dk; i++)
+        b->q[i] =
+            b->is_q_bf16 ? dcp__bf16_to_f32(dcp__f32_to_bf16(sinf((float)i))) : sinf((float)i);
     for (int64_t t = 0; t < c->n_tokens; t++) b->hi[t] = c->n_keys - c->n_tokens + t + 1;
     return DCP_OK;
 }
@@ -312,8 +321,12 @@ int main(int argc, char **argv)
     int rc = 0;
     for (int i = 0; i < N_CASES && rc == 0; i++) {
         if (argc > 3 && strstr(cases[i].name, argv[3]) == NULL) continue;
-        struct bench b = {
-            .c = &cases[i], .isa = isa, .fn = table.attn[DCP_BF16], .n_threads = n_threads};
+        const bool is_q_bf16 = argc <= 4 || strcmp(argv[4], "f32") != 0;
+        struct bench b = {.c = &cases[i],
+                          .isa = isa,
+                          .fn = table.attn[DCP_BF16],
+                          .n_threads = n_threads,
+                          .is_q_bf16 = is_q_bf16};
         if (bench_alloc(&b) == DCP_OK)
             bench_case(&b, pool);
         else

@@ -257,13 +257,14 @@ static bool is_close(double got, double want, double tol)
 
 /* What bf16 parts add to the rounding of float32: parts of q (none in few rows: three are exact; two
  * leave 2^-17 of every element, taken as random in sign from 16 dims on) and of the weights (two
- * leave 2^-17 of each, one leaves 2^-8; twice that, as the sum of the weights is rounded as well). */
+ * leave 2^-17 of each, one leaves 2^-8; twice that, as the sum of the weights is rounded as well). The
+ * exponentials of many rows are good to 2.7e-6. */
 static void add_tolerance(const struct fixture *f, const struct ref_attn_row *ref, double *tol_out,
                           double *tol_lse)
 {
     const bool is_few = f->job.call_rows <= 32;
     const double q = is_few ? 0.0 : 0x1p-17 * fmin(1.0, 4.0 / sqrt((double)ref->dk));
-    *tol_lse += q * ref->score_size;
+    *tol_lse += q * ref->score_size + (is_few ? 0.0 : 3e-6);
     *tol_out += 2.0 * q * ref->score_size * ref->value_size;
     if (ref->hi > ref->lo) *tol_out += (is_few ? 0x1p-16 : 0x1p-7) * ref->value_size;
 }

@@ -403,7 +403,7 @@ static void test_minus_infinity(void **state)
         for (int64_t key = 0; key < 69; key++) put(element(&f, false, key, 0), -INFINITY);
         put(element(&f, false, 69, 0), 0.5f);
         run(&f);
-        assert_true(fabsf(f.lse[0] - 0.5f) < 1e-6f);
+        assert_true(fabsf(f.lse[0] - 0.5f) < (many ? 4e-6f : 1e-6f));
         assert_true(fabsf(f.out[1] - f.v[69 * 3 + 1]) <= 1e-6f);
         f.hi[0] = 69;
         run(&f);
@@ -489,6 +489,41 @@ static void test_threads(void **state)
         fixture_free(&it.f[i]);
     }
     dcp_pool_destroy(pool);
+}
+
+/* The same bits from jobs that take other ways: few row tiles and many (keys or rows outside), q of
+ * which bf16 holds all and q of which it does not, loops made for the shape and those for all. */
+static void test_ways(void **state)
+{
+    static const int64_t dims[][2] = {{64, 64},   {96, 96}, {128, 128}, {256, 256},
+                                      {192, 128}, {32, 64}, {40, 24}};
+    (void)state;
+    rng_state = 21;
+    use_tiles();
+    /* Emulated, a product takes 10,000 times as long. */
+    const size_t n_dims = is_native ? sizeof(dims) / sizeof(dims[0]) : 2;
+    for (size_t i = 0; i < n_dims; i++) {
+        for (int which = is_native ? 0 : 1; which < (is_native ? 4 : 3); which++) {
+            /* 21 row tiles, or 22: more than wait for their values, odd and even */
+            struct shape s =
+                plain(dims[i][0], dims[i][1], is_native ? 600 : 300, which % 2 == 0 ? 67 : 70, 5);
+            s.page_tokens = 64;
+            s.is_packed = which != 3;
+            s.window = which == 2 ? 200 : 0;
+            struct fixture f;
+            fixture_make(&f, &s);
+            const int64_t n = s.n_tokens * f.job.q_token_stride;
+            /* 0: float32; 1, 3: bf16; 2: bf16 but for one element of one token */
+            for (int64_t j = 0; j < n && which > 0; j++)
+                f.q[j] = dcp__bf16_to_f32(dcp__f32_to_bf16(f.q[j]));
+            if (which == 2) f.q[33 * f.job.q_token_stride] += 0x1p-12f;
+            double worst = 0.0;
+            run(&f);
+            check_rows(&f, &worst);
+            for (int j = 0; j < (is_native ? 4 : 1); j++) check_batching(&f);
+            fixture_free(&f);
+        }
+    }
 }
 
 /* Instructions a key, as the headers of the kernels state them. */
@@ -631,7 +666,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_moving_maximum), cmocka_unit_test(test_long_sum),
         cmocka_unit_test(test_poisoned_key),   cmocka_unit_test(test_poisoned_q),
         cmocka_unit_test(test_minus_infinity), cmocka_unit_test(test_pages),
-        cmocka_unit_test(test_threads),        cmocka_unit_test(test_accuracy),
+        cmocka_unit_test(test_ways),           cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_accuracy),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     const int rc = cmocka_run_group_tests(tests, NULL, NULL);
