@@ -16,7 +16,7 @@
 #include "cli/bench_machine.h"
 #include "cli/bench_read.h"
 
-enum { MIN_ROUNDS = 3, PIECE_BYTES = 1 << 20, ROOF_TURN_US = 2000, CALIBRATIONS = 5 };
+enum { MIN_ROUNDS = 3, PIECE_BYTES = 1 << 20, ROOF_TURN_US = 2000, CALIBRATIONS = 25 };
 
 static const int64_t long_round_ns = (int64_t)4000000000;
 
