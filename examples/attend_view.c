@@ -7,9 +7,15 @@
  *
  * Four ranks (threads here) hold a pool each and deal the positions out in turns of 16 tokens. Two
  * sequences run in one batch: a prompt's chunk of 24 tokens, and 3 tokens of a speculative draft.
- * The result is compared with plain attention over all keys in double precision. */
+ * The result is compared with plain attention over all keys in double precision.
+ *
+ * It is as close as float32 is, but where the CPU has AMX: there a sequence of a bf16 cache with more
+ * than 32 rows (new tokens x query heads of a KV head: here the chunk has 96, the draft 12) gets its
+ * softmax weights rounded to bf16, each by 2^-8 of it at most, and divided by the sum of the rounded
+ * ones. DCP_ATTN_ISA=avx512 keeps AMX out. */
 #include <math.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -100,6 +106,7 @@ enum { THE_K, THE_V, THE_Q };
 /* ---- a rank ---- */
 
 static float result[N_ROWS][N_HEADS][DIM];
+static const char *kernel; /* the one it came from */
 
 struct rank {
     dcp_group *group;
@@ -147,6 +154,9 @@ static dcp_status attend(dcp_group *group, const struct engine_cache *cache)
     st = dcp_attend_run(op, &args, NULL);
     for (row = 0; row < N_ROWS && st == DCP_OK; row++)
         memcpy(result[row][heads.begin], out[row], (size_t)own * sizeof(out[row][0]));
+    dcp_attend_info info = DCP_ATTEND_INFO_INIT;
+    dcp_attend_get_info(op, &info);
+    if (dcp_group_rank(group) == 0) kernel = info.kernel;
     dcp_attend_destroy(op);
     return st;
 }
@@ -177,33 +187,38 @@ static void *rank_main(void *arg)
 
 /* ---- the check ---- */
 
-static double worst_error(void)
+/* Of sequence s, whose rows begin at row. */
+static double worst_error(int s, int64_t row)
 {
     double worst = 0.0;
-    int64_t row = 0;
-    for (int s = 0; s < N_SEQS; s++) {
-        for (int64_t i = 0; i < n_new[s]; i++, row++) {
-            const int64_t pos = lengths[s] - n_new[s] + i;
-            for (int h = 0; h < N_HEADS; h++) {
-                const int g = h / (N_HEADS / N_KV_HEADS);
-                double sum = 0.0, want[DIM] = {0.0};
-                for (int64_t p = 0; p <= pos; p++) {
-                    double dot = 0.0;
-                    for (int d = 0; d < DIM; d++)
-                        dot += (double)value_of(THE_Q, s, pos, h * DIM + d) *
-                               (double)from_bf16(to_bf16(value_of(THE_K, s, p, g * DIM + d)));
-                    const double e = exp(dot / sqrt((double)DIM));
-                    sum += e;
-                    for (int d = 0; d < DIM; d++)
-                        want[d] +=
-                            e * (double)from_bf16(to_bf16(value_of(THE_V, s, p, g * DIM + d)));
-                }
+    for (int64_t i = 0; i < n_new[s]; i++, row++) {
+        const int64_t pos = lengths[s] - n_new[s] + i;
+        for (int h = 0; h < N_HEADS; h++) {
+            const int g = h / (N_HEADS / N_KV_HEADS);
+            double sum = 0.0, want[DIM] = {0.0};
+            for (int64_t p = 0; p <= pos; p++) {
+                double dot = 0.0;
                 for (int d = 0; d < DIM; d++)
-                    worst = fmax(worst, fabs((double)result[row][h][d] - want[d] / sum));
+                    dot += (double)value_of(THE_Q, s, pos, h * DIM + d) *
+                           (double)from_bf16(to_bf16(value_of(THE_K, s, p, g * DIM + d)));
+                const double e = exp(dot / sqrt((double)DIM));
+                sum += e;
+                for (int d = 0; d < DIM; d++)
+                    want[d] += e * (double)from_bf16(to_bf16(value_of(THE_V, s, p, g * DIM + d)));
             }
+            for (int d = 0; d < DIM; d++)
+                worst = fmax(worst, fabs((double)result[row][h][d] - want[d] / sum));
         }
     }
     return worst;
+}
+
+/* What that may be. Values lie within (-1, 1), so they are 1 from their mean in the mean at most, and
+ * those of a rank's own keys, about a mean of their own, twice that. */
+static double most_error(int s)
+{
+    const bool is_rounded = strstr(kernel, "amx") != NULL && n_new[s] * (N_HEADS / N_KV_HEADS) > 32;
+    return is_rounded ? 2.0 / 256.0 : 1e-5;
 }
 
 int main(void)
@@ -227,8 +242,13 @@ int main(void)
         fprintf(stderr, "rank %d: %s\n", r, ranks[r].text);
         rc = 1;
     }
-    const double worst = worst_error();
-    printf("%d rows of %d sequences over %d ranks: off by %.2g at most\n", N_ROWS, N_SEQS, N_RANKS,
-           worst);
-    return rc != 0 || !(worst < 1e-5);
+    int64_t row = 0;
+    for (int s = 0; s < N_SEQS && rc == 0; s++) {
+        const double worst = worst_error(s, row);
+        printf("sequence %d, %d rows over %d ranks, %s: off by %.2g at most\n", s, (int)n_new[s],
+               N_RANKS, kernel, worst);
+        if (!(worst < most_error(s))) rc = 1;
+        row += n_new[s];
+    }
+    return rc;
 }

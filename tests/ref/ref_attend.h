@@ -14,9 +14,28 @@ struct ref_attend {
     int64_t v_stride;
     const float *sink; /* [n_heads] or NULL */
 };
-/* One row and head: out [dv], *lse_out; *bound_out bounds the error of a float computation of out
- * relative to the largest |v|, and of lse absolutely. */
+struct ref_attend_result {
+    double *out; /* [dv], the caller's */
+    double lse;
+    double bound;  /* of the error of a float computation of out relative to the largest |v|, and of
+                       lse absolutely */
+    double widest; /* largest sum |q k scale| of a key */
+    double *spread; /* [dv], the caller's: mean of |v - out|, by weight, before the sink */
+};
+/* One row and head. */
 void ref_attend_row(const struct ref_attend *ref, const float *q, int64_t h, int64_t pos,
-                    double *out, double *lse_out, double *bound_out);
+                    struct ref_attend_result *result);
+
+/* What a kernel adds that takes q as two bf16 parts and its weights p as one, and divides by the sum
+ * of the rounded weights.
+ *
+ *     q      each element is off by at most 2^-17 of it, so a score by 2^-17 widest, and so is lse;
+ *            out by twice that of the largest |v| (sum and weighted sum)
+ *     p      each is off by a factor 1 + e, |e| <= 2^-8: out of one range of keys by
+ *            sum p e (v - out) / sum p (1 + e), at most 2^-8 (1 + 2^-7) spread of that range. Ranges
+ *            (ranks, splits) that are merged spread about an out of their own each, which makes it
+ *            at most twice the spread about the whole's. lse: not at all. */
+double ref_attend_parts_lse(const struct ref_attend_result *result);
+double ref_attend_parts_out(const struct ref_attend_result *result, double largest_v, int64_t d);
 
 #endif
