@@ -36,11 +36,7 @@ dcp_status dcp__attend_agree(struct dcp_attend *a, const char *what, dcp_status 
         const size_t n_what = strlen(what);
         if (strncmp(text, what, n_what) == 0 && strncmp(text + n_what, ": ", 2) == 0)
             text += n_what + 2;
-        const char *const place = strrchr(text, '[');
-        size_t n = place != NULL && place > text ? (size_t)(place - text) - 1 : strlen(text);
-        if (n > sizeof(mine->why) - 1) n = sizeof(mine->why) - 1;
-        memcpy(mine->why, text, n);
-        mine->why[n] = '\0';
+        dcp__brief(mine->why, sizeof(mine->why), text);
     }
     DCP_TRY(dcp__group_record(a->group, mine, sizeof(*mine), all));
     if (status != DCP_OK) return status;

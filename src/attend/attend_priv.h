@@ -20,8 +20,8 @@
 #include "merge/merge_priv.h"
 
 enum {
-    /* Text of a peer's refusal that fits a record. */
-    DCP__ATTEND_WHY_BYTES = 112,
+    /* Text of a peer's refusal that fits a record: more than the longest with all its numbers. */
+    DCP__ATTEND_WHY_BYTES = 232,
     /* Work items that a call's splits aim at: enough for any thread count to balance. */
     DCP__ATTEND_ITEMS = 32,
     /* Keys below which a split costs more (its own start, and D sums a row) than it balances. */
@@ -137,8 +137,10 @@ enum { DCP__ATTEND_FIELDS = 16 };
 struct dcp__attend_record {
     int32_t status; /* DCP_OK, or this rank refuses: why */
     int32_t n_fields;
-    char why[DCP__ATTEND_WHY_BYTES];
-    int64_t field[DCP__ATTEND_FIELDS];
+    union {
+        char why[DCP__ATTEND_WHY_BYTES];
+        int64_t field[DCP__ATTEND_FIELDS]; /* with DCP_OK */
+    };
 };
 _Static_assert(sizeof(struct dcp__attend_record) <= DCP__RECORD_MAX, "a record of the group");
 struct dcp__attend_field {

@@ -108,8 +108,9 @@ static void test_refusals(void **state)
         {"scale place", DCP_FP8_E4M3, "the scales' k_page_stride_bytes is "},
         {"no v scales", DCP_FP8_E4M3, "sequence 0: the scales' v_base is NULL"},
         {"scale base", DCP_I8, ", no multiple of the element's 4 bytes"},
-        {"far scales", DCP_I8, "the scales' v_slot_stride "},
-        {"far scale page", DCP_FP8_E4M3, "v_page_stride_bytes is 9223372036854775800; the addr"},
+        {"far scales", DCP_I8, " x 2 exceed the address space"},
+        {"far scale page", DCP_FP8_E4M3,
+         "v_page_stride_bytes is 9223372036854775800; the address space allows 2147483649"},
         {"lse in scales", DCP_I8, "overlaps the keys or values of sequence 0"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
