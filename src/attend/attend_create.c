@@ -326,7 +326,7 @@ void dcp_attend_get_info(const dcp_attend *a, dcp_attend_info *info_out)
                             .heads = {a->head0 + a->heads.begin, a->head0 + a->heads.end},
                             .kv_heads = {a->kv_head0, a->kv_head0 + a->d.n_kv_heads}};
     struct dcp_attend sizes = *a; /* its pointers are scribbled on */
-    info.row_bytes = (dcp__attend_bytes(&sizes, 65) - dcp__attend_bytes(&sizes, 1)) / 64;
+    info.row_bytes = dcp__attend_row_bytes(&sizes);
     if (a->d.project_dim > 0) info.project_kernel = a->kernels.project_name[a->d.project_type];
     if (a->is_direct) {
         if (a->d.algo != DCP_MERGE_AUTO) {

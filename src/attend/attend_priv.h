@@ -61,8 +61,8 @@ struct dcp__attend_thread {
     struct dcp__merge_math math; /* direct: with scratch of its own */
     struct dcp__merge_seen seen;
     double copy_s; /* spent on copies of q in the tile */
-    float *q;      /* [block_rows * block_heads, Dk] where a job's heads lie on several ranks */
-    char *scratch; /* of the attention kernel */
+    float *q;      /* [rows of a job, Dk] where a job's heads lie on several ranks */
+    char *scratch; /* of the attention kernel, for the rows of a job */
 };
 
 /* Room for one tile in flight. */
@@ -106,7 +106,6 @@ struct dcp_attend {
     int64_t *lo, *hi;                   /* [tile_rows] local indices that a row sees */
     struct dcp__attend_seg *segs;       /* [tile_rows] */
     struct dcp__attend_record *records; /* [all ranks], allocated apart */
-    size_t scratch_bytes;               /* of the kernel, a thread */
     float *split_out;                   /* [split_cap, D] */
     float *split_lse;                   /* [split_cap] */
     int64_t split_rows; /* (row, head, split)s that a call may have: shapes the splits */
@@ -166,6 +165,8 @@ size_t dcp__attend_lay_out_local(struct dcp_attend *a, int64_t rows, char *base)
 size_t dcp__attend_q_offset(const struct dcp_attend *a, int64_t n_own, int slot);
 /* All that this rank takes for tiles of rows, the merge included. */
 size_t dcp__attend_bytes(struct dcp_attend *a, int64_t rows);
+/* What a row more takes in tiles of whole blocks. */
+size_t dcp__attend_row_bytes(struct dcp_attend *a);
 /* The most rows that fit the limit beside the merge there is, with one slot and with two (0: none
  * fit); split_cap is chosen on the way. */
 dcp_status dcp__attend_fit(const char *call, struct dcp_attend *a, int64_t rows_out[2]);

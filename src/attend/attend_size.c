@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the operator takes, exactly, before anything is taken.
  *
- *     fixed      handle, records, peers, threads, split partials, kernel scratch of each thread
+ *     fixed      handle, records, peers, threads, split partials
+ *     a thread   the kernel's scratch and a job's copy of q, for a block of rows, or for the tile
+ *                where that has fewer
  *     merge      not direct: what a merge of one row takes, and an eighth of the rest, at most
  *                8 MiB more (the least of all ranks); direct merges need no buffers
  *     a row      of each slot: out [H, P or D], lse [H], and of q the own heads [H_r, Dk] where
@@ -139,10 +141,12 @@ static void shape_blocks(struct dcp_attend *a)
     a->split_rows = min_i64(fit, most);
     if (a->split_rows < 2 * a->d.n_heads) a->split_rows = 0;
     a->split_cap = a->split_rows;
-    a->scratch_bytes =
-        round_up(dcp__attn_scratch_bytes_for(a->kernels.isa, a->block_rows * a->block_heads,
-                                             a->d.key_dim, a->d.value_dim),
-                 64);
+}
+
+/* Rows of the largest job in tiles of so many. */
+static int64_t job_rows(const struct dcp_attend *a, int64_t tile_rows)
+{
+    return min_i64(a->block_rows, tile_rows) * a->block_heads;
 }
 
 dcp_status dcp__attend_shape(const char *call, struct dcp_attend *a, int n, int rank)
@@ -214,6 +218,8 @@ size_t dcp__attend_q_offset(const struct dcp_attend *a, int64_t n_own, int slot)
 size_t dcp__attend_lay_out_local(struct dcp_attend *a, int64_t rows, char *base)
 {
     const size_t n = (size_t)a->n_ranks, n_threads = (size_t)a->d.n_threads;
+    const int64_t job = job_rows(a, rows), dk = a->d.key_dim, dv = a->d.value_dim;
+    const size_t scratch_bytes = dcp__attn_scratch_bytes_for(a->kernels.isa, job, dk, dv);
     size_t at = 0;
     a->peers = region(base, &at, n * sizeof(*a->peers));
     a->srcs = region(base, &at, a->is_direct ? n * DCP__ATTEND_SLOTS * sizeof(*a->srcs) : 0);
@@ -223,14 +229,13 @@ size_t dcp__attend_lay_out_local(struct dcp_attend *a, int64_t rows, char *base)
     a->hi = region(base, &at, (size_t)rows * sizeof(int64_t));
     a->segs = region(base, &at, (size_t)rows * sizeof(*a->segs));
     const bool projects = a->d.project_dim > 0;
-    a->part = region(base, &at, projects ? floats(rows, a->d.n_heads * a->d.value_dim) : 0);
-    a->split_out = region(base, &at, floats(a->split_cap, a->d.value_dim));
+    a->part = region(base, &at, projects ? floats(rows, a->d.n_heads * dv) : 0);
+    a->split_out = region(base, &at, floats(a->split_cap, dv));
     a->split_lse = region(base, &at, floats(a->split_cap, 1));
     a->threads = region(base, &at, n_threads * sizeof(*a->threads));
     for (size_t i = 0; i < n_threads; i++) {
-        void *const scratch = region(base, &at, a->scratch_bytes);
-        float *const q =
-            region(base, &at, n > 1 ? floats(a->block_rows * a->block_heads, a->d.key_dim) : 0);
+        void *const scratch = region(base, &at, scratch_bytes);
+        float *const q = region(base, &at, n > 1 ? floats(job, dk) : 0);
         struct dcp__merge_scratch merge;
         memset(&merge, 0, sizeof(merge));
         if (a->is_direct)
@@ -248,6 +253,12 @@ size_t dcp__attend_bytes(struct dcp_attend *a, int64_t rows)
     size_t n = sizeof(*a) + (size_t)a->all_ranks * sizeof(*a->records) + a->merge_bytes;
     if (a->d.pool == NULL) n += dcp__pool_bytes(a->d.n_threads);
     return n + dcp__attend_lay_out_slots(a, rows, NULL) + dcp__attend_lay_out_local(a, rows, NULL);
+}
+
+size_t dcp__attend_row_bytes(struct dcp_attend *a)
+{
+    const int64_t rows = a->block_rows; /* beyond, no thread's share grows */
+    return (dcp__attend_bytes(a, rows + 64) - dcp__attend_bytes(a, rows)) / 64;
 }
 
 /* ---- the tile ------------------------------------------------------------------------------- */
@@ -425,7 +436,7 @@ dcp_status dcp_attend_plan(const dcp_attend_desc *desc, int n_ranks, int rank, i
     info.n_ranks = a.n_ranks;
     info.heads = (dcp_range){a.head0 + a.heads.begin, a.head0 + a.heads.end};
     info.kv_heads = (dcp_range){a.kv_head0, a.kv_head0 + a.d.n_kv_heads};
-    info.row_bytes = (dcp__attend_bytes(&a, 65) - dcp__attend_bytes(&a, 1)) / 64;
+    info.row_bytes = dcp__attend_row_bytes(&a);
     dcp__struct_write(info_out, DCP__STRUCT_UPTO(dcp_attend_info, merge_kernel), &info,
                       sizeof(info));
     return DCP_OK;

@@ -2,6 +2,8 @@
 /* dcp_attend in tiles: the same bits under any limit, on any transport, with one slot or two;
  * projected before the merge; with head groups; planned bytes are those taken. */
 #include "attn/attend_oracle.h"
+#include "base/cpu_priv.h"
+#include "kernels/kernels_priv.h"
 
 static const int rank_counts[] = {1, 2, 3, 5, 8};
 
@@ -88,6 +90,56 @@ static void sweep(const struct call *first, unsigned seed, int slots_seen[3])
     free(out);
     free(lse);
     drop_world(&c);
+}
+
+/* Bytes that a thread more takes; under a limit of 1 what one row needs. */
+static size_t thread_bytes(dcp_attend_desc d)
+{
+    dcp_attend_info one = DCP_ATTEND_INFO_INIT, two = DCP_ATTEND_INFO_INIT;
+    d.n_threads = 1;
+    assert_int_equal(dcp_attend_plan(&d, 1, 0, 0, &one), DCP_OK);
+    d.n_threads = 2;
+    assert_int_equal(dcp_attend_plan(&d, 1, 0, 0, &two), DCP_OK);
+    return two.workspace_bytes - one.workspace_bytes;
+}
+static size_t row_need(dcp_attend_desc d)
+{
+    dcp_attend_info info = DCP_ATTEND_INFO_INIT;
+    d.workspace_limit_bytes = 1;
+    assert_int_equal(dcp_attend_plan(&d, 1, 0, 0, &info), DCP_ERR_ARG);
+    const char *at = strstr(dcp_last_error(), "needs ");
+    assert_non_null(at);
+    return (size_t)strtoull(at + 6, NULL, 10);
+}
+
+/* Threads take scratch for the rows that a job can have: not for a block's where calls or tiles have
+ * fewer. */
+static void test_scratch(void **state)
+{
+    (void)state;
+    dcp_isa isa;
+    assert_int_equal(dcp__isa_choose(DCP_ISA_DEFAULT, &isa), DCP_OK);
+    dcp_attend_desc d = DCP_ATTEND_DESC_INIT;
+    d.n_heads = 8;
+    d.n_kv_heads = 2;
+    d.key_dim = d.value_dim = 128;
+    d.max_tokens = 4096;
+    const size_t large = thread_bytes(d), least = row_need(d);
+    const int64_t block = dcp__attn_rows_most(isa, 128);
+    for (int64_t n = 1; n <= block / 4; n *= 3) {
+        d.max_tokens = n;
+        const size_t more = dcp__attn_scratch_bytes_for(isa, block / 4 * 4, 128, 128) / 64 * 64 -
+                            dcp__attn_scratch_bytes_for(isa, n * 4, 128, 128) / 64 * 64;
+        const size_t saved = large - thread_bytes(d);
+        assert_true(saved + 64 >= more && saved <= more + 64); /* both ends are rounded up */
+    }
+    /* One row of any call takes the same. */
+    d.max_tokens = 1;
+    assert_int_equal(row_need(d), least);
+    d.workspace_limit_bytes = least;
+    dcp_attend_info info = DCP_ATTEND_INFO_INIT;
+    assert_int_equal(dcp_attend_plan(&d, 1, 0, 0, &info), DCP_OK);
+    assert_int_equal(info.workspace_bytes, least);
 }
 
 static struct call tile_call(int i)
@@ -327,10 +379,10 @@ static void test_combinations(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_limits),       cmocka_unit_test(test_split_limits),
-        cmocka_unit_test(test_project),      cmocka_unit_test(test_project_traffic),
-        cmocka_unit_test(test_tp),           cmocka_unit_test(test_tp_heads),
-        cmocka_unit_test(test_combinations),
+        cmocka_unit_test(test_scratch),         cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_split_limits),    cmocka_unit_test(test_project),
+        cmocka_unit_test(test_project_traffic), cmocka_unit_test(test_tp),
+        cmocka_unit_test(test_tp_heads),        cmocka_unit_test(test_combinations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

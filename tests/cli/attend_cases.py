@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of `attend --tp`, `attend --project` and `generate --tp`.   attend_cases.py PATH/TO/dcp-attn [-v] [TEST...]"""
-import array, json, math, os, random, shutil, struct, subprocess, sys, tempfile, unittest
+import array, json, math, os, random, re, shutil, struct, subprocess, sys, tempfile, unittest
 
 EXE = os.path.abspath(sys.argv.pop(1)) if len(sys.argv) > 1 else None
 
@@ -37,6 +37,7 @@ def read(path):
 
 class Attend(unittest.TestCase):
     T, H, HKV, DK, D, P, L = 5, 8, 4, 12, 10, 3, 41
+    LEAST_MEMORY = 64 << 10  # that the option takes
 
     def setUp(self):
         self.dir = tempfile.mkdtemp()
@@ -53,6 +54,20 @@ class Attend(unittest.TestCase):
         rc, text, err = run("attend", self.file, "-o", out, "--causal", "--json", *args)
         self.assertEqual(rc, 0, err)
         return read(out), json.loads(text)
+
+    def least_memory(self, *args):
+        """What one row takes on this machine: a refused limit names it, of the rank that refused; the ranks' numbers may differ."""
+        need = self.LEAST_MEMORY
+        for _ in range(8):
+            rc, _, err = run("attend", self.file, "-o", os.path.join(self.dir, "x"), "--causal", "--memory", str(need), *args)
+            if rc == 0:
+                return need
+            found = re.search(r"workspace_limit_bytes is (\d+), one row of \d+ heads with \d+ threads needs (\d+)", err)
+            self.assertIsNotNone(found, err)
+            self.assertEqual(int(found[1]), need)
+            self.assertGreater(int(found[2]), need)
+            need = int(found[2])
+        self.fail(f"--memory {need} is refused, too: {err}")
 
     def close(self, a, b, tol=2e-6):
         self.assertEqual(a[0], b[0])
@@ -72,14 +87,30 @@ class Attend(unittest.TestCase):
             self.assertEqual(rc, 1)
             self.assertIn(f"--tp {tp} must divide the {n} ranks and the 4 KV heads", err)
 
+    def test_memory(self):
+        """The least limit serves, a byte less does not, and the bits are those of any other."""
+        for args in (("-n", "1"), ("-n", "2"), ("-n", "3", "--comm", "threads"), ("-n", "3", "--algo", "alltoall")):
+            want, said = self.attend(*args)
+            least = self.least_memory(*args)
+            self.assertLess(least, said["workspace_bytes"])
+            got, said = self.attend("--memory", str(least), *args)
+            self.assertEqual(got, want)
+            self.assertLessEqual(said["workspace_bytes"], least)
+            if least == self.LEAST_MEMORY:
+                continue
+            rc, _, err = run("attend", self.file, "-o", os.path.join(self.dir, "x"), "--memory", str(least - 1), *args)
+            self.assertEqual(rc, 1)
+            self.assertIn(f"workspace_limit_bytes is {least - 1}, ", err)
+
     def test_project(self):
+        little = str(self.least_memory("--project", self.maps, "-n", "2"))
         plain, _ = self.attend("-n", "1")
         want = []
         for t in range(self.T):
             for h in range(self.H):
                 row = plain["out"][1][(t * self.H + h) * self.D:][:self.D]
                 want += [sum(row[d] * self.w[1][(h * self.D + d) * self.P + p] for d in range(self.D)) for p in range(self.P)]
-        for args in (("-n", "1"), ("-n", "3"), ("-n", "4", "--tp", "2"), ("-n", "3", "--algo", "alltoall"), ("-n", "2", "--memory", "200K")):
+        for args in (("-n", "1"), ("-n", "3"), ("-n", "4", "--tp", "2"), ("-n", "3", "--algo", "alltoall"), ("-n", "2", "--memory", little)):
             got, _ = self.attend("--project", self.maps, *args)
             self.close(got["out"], ([self.T, self.H, self.P], want), 1e-5)
             self.close(got["lse"], plain["lse"])
