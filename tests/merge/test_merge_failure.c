@@ -5,10 +5,10 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <time.h>
 
 #include <cmocka.h>
 
+#include "group/awake.h"
 #include "merge/merge_simple.h"
 
 enum { N = 3, VICTIM = 1, LIMIT = 8000 };
@@ -22,13 +22,6 @@ struct expectation {
     bool is_silent; /* the victim never calls */
 };
 
-static double now_s(void)
-{
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static int survive(dcp_group *g, void *user)
 {
     const struct expectation *e = user;
@@ -37,13 +30,13 @@ static int survive(dcp_group *g, void *user)
     EXPECT(simple_create(s) == DCP_OK);
     EXPECT(simple_run(s) == DCP_OK);
     if (s->rank == VICTIM && e->is_silent) {
-        usleep((useconds_t)(2.5 * deadline_s * 1e6));
+        awake_sleep_s(2.5 * deadline_s);
         simple_free(s);
         return 0;
     }
-    const double start = now_s();
+    const double start = awake_s();
     const dcp_status st = simple_run(s);
-    const double took = now_s() - start;
+    const double took = awake_s() - start;
     if (s->rank == VICTIM) { /* a delayed one comes back to a poisoned group */
         simple_free(s);
         return 0;

@@ -7,10 +7,10 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <time.h>
 
 #include <cmocka.h>
 
+#include "group/awake.h"
 #include "merge/merge_simple.h"
 #include "ref/ref_merge.h"
 
@@ -33,13 +33,6 @@ struct round {
     int count;
     bool is_loose; /* nobody can say in which call it strikes, or whether it does */
 };
-
-static double now_s(void)
-{
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* Seconds that this thread has waited for a CPU; 0 where the kernel does not say. */
 static double starved_s(void)
@@ -116,7 +109,7 @@ static int rank_main(dcp_group *g, const struct round *r)
         for (int k = 0; k < SIMPLE_ELEMS; k++) s->out[k] = (float)(s->rank + 1 + i);
         if (is_it && is_victim) {
             if (r->what == SILENT) {
-                (void)usleep((useconds_t)(2.5e6 * deadline_s));
+                awake_sleep_s(2.5 * deadline_s);
                 return 0;
             }
             if (r->what == LEAVES) return 0; /* destroys its handle in peace */
@@ -124,10 +117,10 @@ static int rank_main(dcp_group *g, const struct round *r)
             if (r->what == WRONG_T) s->args.n_tokens--;
             if (r->what == BAD_ARGS) s->args.out = NULL;
         }
-        const double start = now_s();
+        const double start = awake_s();
         const double starved = starved_s();
         st = run_form(s, r);
-        const double took = now_s() - start;
+        const double took = awake_s() - start;
         if (is_it && is_victim && is_fatal)
             return 0; /* a delayed one comes back to a poisoned group */
         if (is_it && is_fatal) {
