@@ -25,7 +25,7 @@
 #include "dcpattn/attend.h"
 #include "num/dtype_priv.h"
 
-enum { MAX_SEQS = 5, MAX_RANKS = 64, MAX_SINK = 128, GROUP_ENTRY_BYTES = 2 * sizeof(void *) };
+enum { MAX_SEQS = 5, MAX_RANKS = 64, MAX_SINK = 128, GROUP_ENTRY_BYTES = 3 * sizeof(void *) };
 enum comm { COMM_THREADS, COMM_SHM };
 
 struct call {

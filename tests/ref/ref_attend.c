@@ -32,7 +32,7 @@ double ref_attend_parts_lse(const struct ref_attend_result *result)
 }
 double ref_attend_parts_out(const struct ref_attend_result *result, double largest_v, int64_t d)
 {
-    return 2.0 * 0x1p-17 * result->widest * largest_v + 2.02 * 0x1p-8 * result->spread[d];
+    return 2.0 * 0x1p-17 * result->widest * largest_v + 2.06 * 0x1p-8 * result->spread[d];
 }
 
 void ref_attend_row(const struct ref_attend *ref, const float *q, int64_t h, int64_t pos,
