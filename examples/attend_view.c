@@ -11,7 +11,7 @@
  *
  * It is as close as float32 is, but where the CPU has AMX: there a sequence of a bf16 cache with more
  * than 32 rows (new tokens x query heads of a KV head: here the chunk has 96, the draft 12) gets its
- * softmax weights rounded to bf16, each by 2^-8 of it at most, and divided by the sum of the rounded
+ * softmax weights cut to bf16, by 2^-8 of each at most but for a factor, and divided by the sum of the cut
  * ones. DCP_ATTN_ISA=avx512 keeps AMX out. */
 #include <math.h>
 #include <pthread.h>

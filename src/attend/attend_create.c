@@ -9,6 +9,7 @@
 
 #include "attend/attend_priv.h"
 #include "base/alloc_priv.h"
+#include "base/clock_priv.h"
 #include "base/cpu_priv.h"
 #include "base/struct_priv.h"
 #include "num/dtype_priv.h"
@@ -22,6 +23,7 @@ static const struct dcp__attend_field desc_fields[] = {
     {"project_type", false}, {"tp", false},
 };
 enum { N_DESC_FIELDS = sizeof(desc_fields) / sizeof(desc_fields[0]) };
+_Static_assert((int)N_DESC_FIELDS < (int)DCP__ATTEND_FIELDS, "and the number of the object");
 
 dcp_status dcp__attend_agree(struct dcp_attend *a, const char *what, dcp_status status,
                              const struct dcp__attend_field *names, int n_fields,
@@ -258,7 +260,9 @@ static dcp_status build(struct dcp_attend *a, const dcp_attend_desc *desc, bool 
         dcp__kernels_select(isa, &a->kernels);
         st = dcp__attend_shape(call, a, a->all_ranks, a->all_rank);
     }
+    mine.field[N_DESC_FIELDS] = dcp__now_ns(); /* rank 0's is the object's, on all */
     DCP_TRY(dcp__attend_agree(a, call, st, desc_fields, N_DESC_FIELDS, &mine));
+    a->id = a->records[0].field[N_DESC_FIELDS];
     a->last_type = DCP_BF16;
     DCP_TRY(make_team(a));
     DCP_TRY(size_tile(a));

@@ -78,6 +78,7 @@ struct dcp_attend {
     dcp_attend_desc d;       /* defaults filled in; n_heads and n_kv_heads are the team's */
     int64_t head0, kv_head0; /* the team's first, in the whole */
     int all_ranks, all_rank; /* of group */
+    int64_t id;              /* of this create, the same on all ranks */
     int rank, n_ranks;       /* of team */
     dcp_range heads;         /* own, of the team's */
     bool is_direct;          /* the team's ranks read each other's memory; no merge object */

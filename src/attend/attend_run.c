@@ -30,14 +30,20 @@
 #include "attend/attend_priv.h"
 #include "base/clock_priv.h"
 #include "base/struct_priv.h"
+#include "num/dtype_priv.h"
 
 static const char call[] = "dcp_attend_run";
 
 static const struct dcp__attend_field run_fields[] = {
-    {"T (rows of the call)", false},     {"n_seqs", false},
-    {"the sum of lengths", false},       {"the sum of windows", false},
-    {"whether q_pos is given", false},   {"the fingerprint of lengths, n_rows and windows", false},
+    {"the object (by the clock of its create)", false},
+    {"T (rows of the call)", false},
+    {"n_seqs", false},
+    {"the sum of lengths", false},
+    {"the sum of windows", false},
+    {"whether q_pos is given", false},
+    {"the fingerprint of lengths, n_rows and windows", false},
     {"the fingerprint of q_pos", false},
+    {"the fingerprint of sink", false},
 };
 enum {
     N_RUN_FIELDS = sizeof(run_fields) / sizeof(run_fields[0]),
@@ -81,7 +87,7 @@ static int64_t q_row(const struct dcp_attend *a, const dcp_attend_args *args)
 static void describe_call(const struct dcp_attend *a, const dcp_attend_args *args, int64_t n_total,
                           struct dcp__attend_record *rec)
 {
-    uint64_t lengths = 0, windows = 0, of_seqs = 1, of_pos = 1;
+    uint64_t lengths = 0, windows = 0, of_seqs = 1, of_pos = 1, of_sink = 1;
     for (int64_t s = 0; s < args->n_seqs; s++) {
         const dcp_attend_seq *seq = &args->seqs[s];
         lengths += (uint64_t)seq->length;
@@ -90,13 +96,19 @@ static void describe_call(const struct dcp_attend *a, const dcp_attend_args *arg
     }
     if (args->q_pos != NULL)
         for (int64_t t = 0; t < n_total; t++) of_pos = mix(of_pos, args->q_pos[t]);
-    rec->field[0] = n_total;
-    rec->field[1] = args->n_seqs;
-    rec->field[2] = (int64_t)lengths;
-    rec->field[3] = (int64_t)windows;
-    rec->field[4] = args->q_pos != NULL;
-    rec->field[5] = (int64_t)of_seqs;
-    rec->field[6] = (int64_t)of_pos;
+    const int64_t tp = a->d.tp > 1 ? a->d.tp : 1;
+    const int64_t n_sink = args->sink != NULL ? a->d.n_heads * tp : 0;
+    for (int64_t h = 0; h < n_sink; h++)
+        of_sink = mix(of_sink, (int64_t)dcp__f32_bits(args->sink[h] + 0.0f)); /* -0 is 0 */
+    rec->field[0] = a->id;
+    rec->field[1] = n_total;
+    rec->field[2] = args->n_seqs;
+    rec->field[3] = (int64_t)lengths;
+    rec->field[4] = (int64_t)windows;
+    rec->field[5] = args->q_pos != NULL;
+    rec->field[6] = (int64_t)of_seqs;
+    rec->field[7] = (int64_t)of_pos;
+    rec->field[8] = (int64_t)of_sink;
     if (!a->is_direct || a->n_ranks == 1 || n_total == 0 || dcp__attend_own(a) == 0) return;
     const int64_t n_elems = (n_total - 1) * q_row(a, args) + dcp__attend_own(a) * a->d.key_dim;
     uint32_t id = 0;

@@ -145,8 +145,13 @@ static dcp_status poison_late(struct dcp__mem_group *m, const struct dcp__wait *
     const double waited_s = (double)(dcp__now_ns() - w->start_ns) * 1e-9;
     char late[320] = "";
     size_t used = 0;
-    for (int r = 0; r < m->base.size && used < sizeof(late) - 130; r++) {
+    int n_more = 0; /* for whom there is no room */
+    for (int r = 0; r < m->base.size; r++) {
         if (r == m->base.rank || !is_awaited(m, r, ctx)) continue;
+        if (used >= sizeof(late) - 150) {
+            n_more++;
+            continue;
+        }
         char where[40];
         describe(dcp__mem_member_at(m->core, r), where, sizeof(where));
         used += (size_t)snprintf(late + used, sizeof(late) - used, "%srank %d (%s",
@@ -159,6 +164,7 @@ static dcp_status poison_late(struct dcp__mem_group *m, const struct dcp__wait *
         }
         used += (size_t)snprintf(late + used, sizeof(late) - used, ")");
     }
+    if (n_more > 0) snprintf(late + used, sizeof(late) - used, " and %d more", n_more);
     return dcp__group_poison(&m->base, DCP_ERR_TIMEOUT,
                              "rank %d waited %.1f %s in %s; did not arrive: %s", m->base.rank,
                              dcp__wait_amount(waited_s), dcp__wait_unit(waited_s),

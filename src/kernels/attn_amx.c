@@ -11,10 +11,11 @@
  * infinity is NaN; a part of q may be 0 and the key infinite. Both can only make a result not finite
  * that should be finite, never another number. So rows whose result is not finite are done again:
  *
- *     tiles, whole job -> tiles, that token alone (all its rows see the same keys) -> AVX-512, the row
+ *     tiles, whole job -> tiles, the row alone -> AVX-512, the row
  *
  * What a row gets is then its own business: the result of the second where that is finite, else of
- * the third. */
+ * the third. (A token's rows together would not do: whether q has a second part is up to all rows of a
+ * job, and where it has none no 0 meets an infinite key.) */
 #include <math.h>
 
 #include "kernels/attn_amx_priv.h"
@@ -62,24 +63,18 @@ static struct dcp__attn_job part_of(const struct dcp__attn_job *job, int64_t t, 
     return part;
 }
 
-static void repair_token(const struct dcp__attn_job *job, int64_t t)
+static void repair_row(const struct dcp__attn_job *job, int64_t t, int64_t j)
 {
-    bool is_good = true;
-    for (int64_t j = 0; j < job->n_group && is_good; j++) is_good = is_row_good(job, t, j);
-    if (is_good) return;
-    if (job->n_tokens > 1) {
-        const struct dcp__attn_job alone = part_of(job, t, 0, job->n_group);
-        if (by_tiles(&alone)) return;
-    }
-    for (int64_t j = 0; j < job->n_group; j++) {
-        if (is_row_good(job, t, j)) continue;
-        const struct dcp__attn_job row = part_of(job, t, j, 1);
-        dcp__attn_bf16__avx512(&row);
-    }
+    if (is_row_good(job, t, j)) return;
+    const struct dcp__attn_job row = part_of(job, t, j, 1);
+    /* What tiles return is about the rows that fill up a tile, too. */
+    if (job->n_tokens * job->n_group > 1) (void)by_tiles(&row);
+    if (!is_row_good(&row, 0, 0)) dcp__attn_bf16__avx512(&row);
 }
 
 void dcp__attn_bf16__amx(const struct dcp__attn_job *job)
 {
     if (by_tiles(job)) return;
-    for (int64_t t = 0; t < job->n_tokens; t++) repair_token(job, t);
+    for (int64_t t = 0; t < job->n_tokens; t++)
+        for (int64_t j = 0; j < job->n_group; j++) repair_row(job, t, j);
 }

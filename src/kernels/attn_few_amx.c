@@ -93,7 +93,7 @@ static void fetch_begin(struct few *f)
 {
     struct fetch *const x = &f->fetch;
     *x = (struct fetch){.due = FETCH_LINES * FRACTION, .a_step = STEP_LINES * FRACTION};
-    x->is_latent = f->k[0][0].at == f->v[0][0].at;
+    x->is_latent = amx_is_latent(&f->a);
     if (x->is_latent) { /* K's lines alone, spread over the products with V as well */
         const int64_t steps = f->a.k_steps + f->a.v_steps;
         x->rest = N_GROUPS * (x->a_step * f->a.k_steps % steps);
@@ -466,7 +466,8 @@ static bool finish_row(const struct few *f, int64_t r)
     }
     float *const lse = amx_lse_row(&f->a, r);
     *lse = sum == 0.0 ? -INFINITY : (float)(((double)f->max[r] + log2(sum)) * f->a.unit);
-    if (amx_is_huge(f->max[r])) *lse = NAN;
+    const bool is_low = f->max[r] == amx_no_max && f->row_lo[r] < f->row_hi[r];
+    if (amx_is_huge(f->max[r]) || is_low) *lse = NAN;
     return bad == 0 && *lse < INFINITY && sum >= 0.0 && sum < (double)INFINITY;
 }
 

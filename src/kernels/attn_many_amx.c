@@ -28,8 +28,8 @@
  * an item sum to less than 2^40; else (and at a row's first keys) it is moved to the item's maximum,
  * what was summed is multiplied by a power of two, and the item's softmax is done again.
  *
- * Accuracy. Weights are cut to bf16 (errors of 2^-8 of each at most, rms 0.0018), as are what they are
- * divided by, so an error is relative to how values spread, not to their size; lse is of the weights
+ * Accuracy. Weights are cut to bf16 (by 2^-8 of each at most around a factor that all have, rms
+ * 0.0018), and divided by the sum of what is left of them, so an error is relative to how values spread, not to their size; lse is of the weights
  * before the cut, which are good to 2.7e-6. q keeps 2^-17 in two bf16 parts; where bf16 holds all of a
  * job's q, as engines in bf16 give it, the second part is nothing and is left out, which changes no
  * bit either.
@@ -37,7 +37,7 @@
  * Instructions for 16 keys and 16 rows, n = Dk / 32 (twice that where q has two parts), m = Dv / 32:
  *     products   n + m                  8 at 128/128, MLA 34; with two parts 12 and 52
  *     loads      as many                half of them stream (t1), the others stay in L1
- *     vectors    16 x 9.5               (2^z 7, z 1, sum 1, sum of the cut 0.5)
+ *     vectors    16 x 10.5              (2^z 7, z 1, sum 1, cut 1, sum of the cut 0.5)
  * Tiles are counted from the code (tests/kernels/test_attn_amx.c prints the counts).
  *
  * Speed (an AMX server of 2.6 GHz, one thread, bench_attn, 4,096 keys from memory, q in bf16), share
@@ -115,9 +115,8 @@ static void find_item(struct many *m, int64_t begin, int sub, int64_t n_pairs)
         m->next[i] = amx_natural_keys(&m->a, at + SUB_KEYS, false);
         m->next[n + i] = amx_natural_keys(&m->a, at + SUB_KEYS, true);
     }
-    const bool is_latent = m->next[0].at == m->next[n].at;
     m->next_lines[0] = m->a.k_steps;
-    m->next_lines[1] = is_latent ? 1 : m->a.v_steps;
+    m->next_lines[1] = amx_is_latent(&m->a) ? 0 : m->a.v_steps;
     m->next_key = 0;
     m->next_line = 0;
     m->lines_a_step = amx_div_up(SUB_KEYS * (m->next_lines[0] + m->next_lines[1]), steps);
@@ -379,7 +378,8 @@ static bool end_tile(const struct many *m, int64_t tile)
         *lse = sum == 0.0
                    ? -INFINITY
                    : (float)(((double)m->max[i] + log2(sum / (double)weight_up)) * m->a.unit);
-        if (amx_is_huge(m->max[i])) *lse = NAN;
+        const bool is_low = m->max[i] == amx_no_max && m->row_lo[i] < m->row_hi[i];
+        if (amx_is_huge(m->max[i]) || is_low) *lse = NAN;
         if (!(*lse < INFINITY)) bad = 1;
     }
     return bad == 0;

@@ -13,6 +13,10 @@ AMX_INLINE void do_next(struct many *m)
     for (int64_t n = m->lines_a_step; n > 0 && m->next_key < 2 * SUB_KEYS;) {
         const struct amx_keys keys = m->next[m->next_key / AMX_GROUP];
         const int64_t n_lines = m->next_lines[m->next_key / SUB_KEYS];
+        if (keys.at == NULL || n_lines == 0) { /* not where rows can be found, or with K */
+            m->next_key = (m->next_key / AMX_GROUP + 1) * AMX_GROUP;
+            continue;
+        }
         const int64_t some = attn_min(n, n_lines - m->next_line);
         const char *const at =
             keys.at + m->next_key % AMX_GROUP * keys.stride + m->next_line * TILE_ROW_BYTES;
@@ -345,7 +349,7 @@ static void add_values(struct many *m, const struct pair *pair, int64_t begin, i
     const bool two = pair->tile + 1 < m->n_tiles;
     for (int64_t d = begin; d < end;) {
         if (d % 2 != 0 || d + 1 == end) {
-            struct soft none = {.pair = SUB_PAIRS};
+            struct soft none = {.s = m->s[0], .p = m->p, .pair = SUB_PAIRS};
             float *const o = m->o + (pair->tile * m->dim_tiles + d) * 256;
             hot_values(o, o + m->dim_tiles * 256, m->vt + d * KEY_STEPS * TILE_BYTES, pair->p,
                        &none);

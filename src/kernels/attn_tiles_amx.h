@@ -12,7 +12,8 @@
 
 #define AMX_INLINE static inline __attribute__((always_inline))
 
-/* A maximum below every finite score: the first block needs no case of its own. */
+/* A maximum below every score of a size that is left to tiles: the first block needs no case of its
+ * own. A row that sees keys and still has it at the end is left to AVX-512. */
 static const float amx_no_max = -3e38f;
 /* How far, in powers of two, a score may exceed the reference before that moves. The reference is an
  * integer, so moving it is exact; weights, in bf16 too, have float32's range. */
@@ -38,6 +39,14 @@ static inline void amx_job_begin(struct amx_job *a, const struct dcp__attn_job *
     a->scale2 = (float)((double)size * log2e);
     a->cap_scale = cap != 0.0f ? job->scale / cap : 0.0f;
     a->unit = (double)size / (double)a->scale2;
+}
+
+/* Values are the first columns of keys: their lines come with those of K. */
+static inline bool amx_is_latent(const struct amx_job *a)
+{
+    const dcp_kv_view *const v = a->job->view;
+    return v->k_base == v->v_base && v->k_page_stride_bytes == v->v_page_stride_bytes &&
+           v->k_slot_stride == v->v_slot_stride && v->k_head_stride == v->v_head_stride;
 }
 
 /* The hull of what tokens [t0, t1) see. */

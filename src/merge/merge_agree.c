@@ -12,6 +12,7 @@
 #include "base/clock_priv.h"
 #include "group/group_priv.h"
 #include "merge/merge_priv.h"
+#include "num/dtype_priv.h"
 
 /* Of a refusal, as its peers see it: what the records have room for. */
 enum { CREATE_TEXT_BYTES = 192, RUN_TEXT_BYTES = 160 };
@@ -33,7 +34,7 @@ struct place {
     int64_t token_stride, head_stride;
 };
 struct run_record {
-    uint64_t nonce, n_runs;
+    uint64_t nonce, n_runs, sink;
     int64_t n_tokens;
     int32_t status;
     uint8_t stages_out, stages_lse, contiguity, pad;
@@ -349,6 +350,15 @@ static dcp_status find_sources(struct dcp_merge *m, struct dcp__merge_run *run,
     return DCP_OK;
 }
 
+/* A fingerprint of sink[n]; -0 is 0. */
+static uint64_t sink_print(const float *sink, int64_t n)
+{
+    uint64_t h = UINT64_C(14695981039346656037); /* FNV-1a, a float at a time */
+    for (int64_t i = 0; i < n; i++)
+        h = (h ^ dcp__f32_bits(sink[i] + 0.0f)) * UINT64_C(1099511628211);
+    return h;
+}
+
 dcp_status dcp__merge_enter_start(struct dcp_merge *m, struct dcp__merge_run *run)
 {
     const dcp_merge_desc *d = &m->desc;
@@ -356,6 +366,7 @@ dcp_status dcp__merge_enter_start(struct dcp_merge *m, struct dcp__merge_run *ru
     memset(&own, 0, sizeof(own));
     own.nonce = m->nonce;
     own.n_runs = m->n_runs;
+    own.sink = run->local == DCP_OK && d->has_sink ? sink_print(run->args.sink, d->n_heads) : 0;
     own.n_tokens = run->n_tokens;
     own.status = run->local;
     const dcp_merge_args *a = &run->args;
@@ -372,17 +383,22 @@ dcp_status dcp__merge_enter_start(struct dcp_merge *m, struct dcp__merge_run *ru
     return dcp__merge_sync_start(m, run, &own, sizeof(own));
 }
 
-dcp_status dcp__merge_enter_finish(struct dcp_merge *m, struct dcp__merge_run *run)
+static dcp_status agree_on_run(struct dcp_merge *m, struct dcp__merge_run *run)
 {
     struct run_record *all = m->records;
     if (run->local != DCP_OK) /* its text, which other calls may have replaced since */
         return dcp__fail(run->local, "%s", m->refusal);
     for (int r = 0; r < m->n_ranks; r++) {
-        if (all[r].nonce != m->nonce || all[r].n_runs != m->n_runs)
+        if (all[r].nonce != m->nonce)
             return dcp__fail(DCP_ERR_MISMATCH,
-                             "merge: rank %d is in run %" PRIu64 " of merge %" PRIx64
-                             ", rank %d in run %" PRIu64 " of merge %" PRIx64,
-                             r, all[r].n_runs, all[r].nonce, m->rank, m->n_runs, m->nonce);
+                             "merge: rank %d calls another merge of this group than rank %d; all "
+                             "ranks call the same merges in the same order",
+                             r, m->rank);
+        if (all[r].n_runs != m->n_runs)
+            return dcp__fail(DCP_ERR_MISMATCH,
+                             "merge: rank %d is in run %" PRIu64
+                             " of this merge, rank %d in %" PRIu64,
+                             r, all[r].n_runs, m->rank, m->n_runs);
     }
     for (int r = 0; r < m->n_ranks; r++) {
         if (all[r].status != DCP_OK)
@@ -395,12 +411,27 @@ dcp_status dcp__merge_enter_finish(struct dcp_merge *m, struct dcp__merge_run *r
                              "merge: ranks disagree on n_tokens: rank 0 has %lld, rank %d has %lld "
                              "(seen by rank %d)",
                              (long long)all[0].n_tokens, r, (long long)all[r].n_tokens, m->rank);
+        if (all[r].sink != all[0].sink)
+            return dcp__fail(
+                DCP_ERR_MISMATCH,
+                "merge: ranks disagree on the values of sink: rank 0 and rank %d (seen "
+                "by rank %d)",
+                r, m->rank);
         run->any_staged = run->any_staged || all[r].stages_out || all[r].stages_lse;
         if (all[r].contiguity < run->contiguity) run->contiguity = all[r].contiguity;
     }
     if (m->one_space && run->n_tokens > 0) DCP_TRY(refuse_overlaps(m, run, all));
     if (m->algo->reads_peers) DCP_TRY(find_sources(m, run, all));
     return DCP_OK;
+}
+
+dcp_status dcp__merge_enter_finish(struct dcp_merge *m, struct dcp__merge_run *run)
+{
+    const dcp_status st = agree_on_run(m, run);
+    /* What ranks did not agree on has not been a run: they may have been in calls of two merges, which
+     * would count on differently for ever. */
+    if (st != DCP_OK) m->n_runs--;
+    return st;
 }
 
 dcp_status dcp__merge_exit_start(struct dcp_merge *m, struct dcp__merge_run *run)

@@ -312,7 +312,9 @@ static dcp_status rank_body(const struct call *c, dcp_group *g)
     if (is_odd && strncmp(c->odd, "sink", 4) == 0) {
         assert_true(c->n_heads <= MAX_SINK);
         memcpy(bad_sink, world.sink, (size_t)c->n_heads * sizeof(float));
-        bad_sink[c->n_heads - 1] = strcmp(c->odd, "sink nan") == 0 ? NAN : INFINITY;
+        bad_sink[c->n_heads - 1] = strcmp(c->odd, "sink nan") == 0     ? NAN
+                                   : strcmp(c->odd, "sink other") == 0 ? 0.625f
+                                                                       : INFINITY;
     }
     if (is_odd) {
         if (strcmp(c->odd, "window") == 0) seqs[0].window++;

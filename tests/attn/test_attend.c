@@ -258,6 +258,7 @@ static void test_disagreement(void **state)
         {"short args", DCP_ERR_ARG, "struct_size is 16", 1},
         {"stats", DCP_ERR_ARG, "start from DCP_ATTEND_STATS_INIT", 1},
         {"sink nan", DCP_ERR_ARG, "is nan", 1},
+        {"sink other", DCP_ERR_MISMATCH, "the fingerprint of sink", 1},
         {"sink inf", DCP_ERR_ARG, "is inf", 1},
         {"sink inf, messages", DCP_ERR_ARG, "is inf", 1},
     };
@@ -326,6 +327,57 @@ static void test_no_place(void **state)
         if (k == 0) assert_non_null(strstr(p[0].text, "rank 1 refuses"));
     }
     for (int r = 0; r < 2; r++) dcp_group_destroy(groups[r]);
+}
+
+/* Ranks in calls of two objects are told apart, and both objects work on. */
+struct crossed {
+    dcp_group *g;
+    int rank;
+    dcp_status st[3];
+    char text[256];
+};
+
+static void *run_crossed(void *arg)
+{
+    struct crossed *x = arg;
+    dcp_attend_desc d = DCP_ATTEND_DESC_INIT;
+    d.max_tokens = 4;
+    d.n_heads = 4;
+    d.n_kv_heads = 2;
+    d.key_dim = d.value_dim = 8;
+    dcp_attend *a = NULL, *b = NULL;
+    const dcp_attend_args nothing = DCP_ATTEND_ARGS_INIT; /* T = 0 */
+    x->st[0] = dcp_attend_create(x->g, &d, &a);
+    if (x->st[0] == DCP_OK) x->st[0] = dcp_attend_create(x->g, &d, &b);
+    if (x->st[0] != DCP_OK) return NULL;
+    x->st[0] = dcp_attend_run(x->rank == 0 ? a : b, &nothing, NULL);
+    snprintf(x->text, sizeof(x->text), "%s", dcp_last_error());
+    x->st[1] = dcp_attend_run(a, &nothing, NULL);
+    x->st[2] = dcp_attend_run(b, &nothing, NULL);
+    dcp_attend_destroy(b);
+    dcp_attend_destroy(a);
+    return NULL;
+}
+
+static void test_crossed(void **state)
+{
+    (void)state;
+    dcp_group *groups[2];
+    dcp_group_opts opts = DCP_GROUP_OPTS_INIT;
+    opts.deadline_s = 5;
+    assert_int_equal(dcp_group_create_threads(2, &opts, groups), DCP_OK);
+    struct crossed x[2] = {{groups[0], 0, {DCP_OK}, ""}, {groups[1], 1, {DCP_OK}, ""}};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, run_crossed, &x[1]), 0);
+    (void)run_crossed(&x[0]);
+    (void)pthread_join(thread, NULL);
+    for (int r = 0; r < 2; r++) {
+        assert_int_equal(x[r].st[0], DCP_ERR_MISMATCH);
+        assert_non_null(strstr(x[r].text, "the object"));
+        assert_int_equal(x[r].st[1], DCP_OK);
+        assert_int_equal(x[r].st[2], DCP_OK);
+        dcp_group_destroy(groups[r]);
+    }
 }
 
 static void test_refusals(void **state)
@@ -508,12 +560,12 @@ static void test_other_versions(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_shapes),  cmocka_unit_test(test_split_keys),
-        cmocka_unit_test(test_many_rows),      cmocka_unit_test(test_latent),
-        cmocka_unit_test(test_edges),          cmocka_unit_test(test_disagreement),
-        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_no_place),
-        cmocka_unit_test(test_many_ranks),     cmocka_unit_test(test_no_rows),
-        cmocka_unit_test(test_other_versions),
+        cmocka_unit_test(test_random_shapes), cmocka_unit_test(test_split_keys),
+        cmocka_unit_test(test_many_rows),     cmocka_unit_test(test_latent),
+        cmocka_unit_test(test_edges),         cmocka_unit_test(test_disagreement),
+        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_no_place),
+        cmocka_unit_test(test_crossed),       cmocka_unit_test(test_many_ranks),
+        cmocka_unit_test(test_no_rows),       cmocka_unit_test(test_other_versions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

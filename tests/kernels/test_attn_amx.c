@@ -526,6 +526,51 @@ static void test_ways(void **state)
     }
 }
 
+/* An infinite key meets a second part of q that is 0, and makes NaN of it, where another row of the job
+ * has one, and nothing where none has: the same bits all the same. */
+static void test_infinite_key(void **state)
+{
+    (void)state;
+    rng_state = 22;
+    for (int is_negative = 0; is_negative < 2; is_negative++) {
+        for (int which = 0; which < 3; which++) {
+            struct shape s = plain(32, 32, 100, 2, 3);
+            s.call_rows = 1000;
+            struct fixture f;
+            fixture_make(&f, &s);
+            for (int64_t i = 0; i < s.n_tokens * f.job.q_token_stride; i++)
+                f.q[i] = dcp__bf16_to_f32(dcp__f32_to_bf16(fabsf(f.q[i]) + 0.25f));
+            /* none, one, all but one of the first token's heads with more than bf16 holds */
+            for (int j = 0; j < (which == 2 ? 2 : which); j++)
+                f.q[j * f.job.q_head_stride] += 0x1p-12f;
+            put(element(&f, false, 40, 3), is_negative ? -INFINITY : INFINITY);
+            run(&f);
+            for (int j = 0; j < 8; j++) check_batching(&f);
+            fixture_free(&f);
+        }
+    }
+}
+
+/* Scores below every reference are no empty row. */
+static void test_low_scores(void **state)
+{
+    (void)state;
+    rng_state = 23;
+    for (int many = 0; many < 2; many++) {
+        struct shape s = plain(1, 3, 70, 1, 1);
+        s.call_rows = many ? 1000 : 0;
+        s.scale = 1.0f;
+        struct fixture f;
+        fixture_make(&f, &s);
+        f.q[0] = 1.0f;
+        for (int64_t key = 0; key < 70; key++) put(element(&f, false, key, 0), -0x1.4p127f);
+        run(&f);
+        assert_true(f.lse[0] < -2e38f && f.lse[0] > -INFINITY);
+        for (int d = 0; d < 3; d++) assert_true(f.out[d] != 0.0f && isfinite(f.out[d]));
+        fixture_free(&f);
+    }
+}
+
 /* Instructions a key, as the headers of the kernels state them. */
 static void print_counts(const char *name, int64_t dk, int64_t dv, int64_t n_tokens,
                          int64_t n_group, bool latent)
@@ -666,6 +711,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_moving_maximum), cmocka_unit_test(test_long_sum),
         cmocka_unit_test(test_poisoned_key),   cmocka_unit_test(test_poisoned_q),
         cmocka_unit_test(test_minus_infinity), cmocka_unit_test(test_pages),
+        cmocka_unit_test(test_infinite_key),   cmocka_unit_test(test_low_scores),
         cmocka_unit_test(test_ways),           cmocka_unit_test(test_threads),
         cmocka_unit_test(test_accuracy),
     };

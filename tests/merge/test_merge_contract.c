@@ -561,10 +561,36 @@ static int crossed_merges(dcp_group *g, void *user)
     struct simple *a = simple_new(g, algo_now);
     struct simple *b = simple_new(g, algo_now);
     EXPECT(simple_create(a) == DCP_OK && simple_create(b) == DCP_OK);
-    EXPECT(simple_run(a->rank == 1 ? b : a) == DCP_ERR_MISMATCH);
-    EXPECT(strstr(dcp_last_error(), "of merge") != NULL);
+    EXPECT(simple_run(a) == DCP_OK);
+    for (int i = 0; i < 2; i++) {
+        EXPECT(simple_run(a->rank == 1 ? b : a) == DCP_ERR_MISMATCH);
+        EXPECT(strstr(dcp_last_error(), "another merge of this group") != NULL);
+    }
+    const int64_t n_tokens =
+        b->args.n_tokens; /* one refused by its own rank beside another merge */
+    if (b->rank == 1) b->args.n_tokens = -1;
+    EXPECT(simple_run(b->rank == 1 ? b : a) != DCP_OK);
+    b->args.n_tokens = n_tokens;
+    EXPECT(simple_run(a) == DCP_OK && simple_run(b) == DCP_OK); /* both work on */
     simple_free(b);
     simple_free(a);
+    return 0;
+}
+
+/* A sink that is another on one rank: nothing would be the softmax of anything. */
+static int other_sink(dcp_group *g, void *user)
+{
+    (void)user;
+    struct simple *s = simple_new(g, algo_now);
+    s->desc.has_sink = 1;
+    s->args.sink = s->sink;
+    for (int h = 0; h < SIMPLE_H; h++) s->sink[h] = h == 0 && s->rank == 1 ? -0.0f : 0.0f;
+    EXPECT(simple_create(s) == DCP_OK && simple_run(s) == DCP_OK);
+    if (s->rank == 1) s->sink[SIMPLE_H - 1] = 5.0f;
+    EXPECT(simple_run(s) == DCP_ERR_MISMATCH && strstr(dcp_last_error(), "sink") != NULL);
+    s->sink[SIMPLE_H - 1] = 0.0f;
+    EXPECT(simple_run(s) == DCP_OK);
+    simple_free(s);
     return 0;
 }
 
@@ -610,6 +636,7 @@ TEST_ON_3(interleaved)
 TEST_ON_3(stale_workspace)
 TEST_ON_3(scribble)
 TEST_ON_3(crossed_merges)
+TEST_ON_3(other_sink)
 
 static void test_narrow_wire(void **state)
 {
@@ -745,6 +772,7 @@ int main(void)
         cmocka_unit_test(test_scribble),
         cmocka_unit_test(test_narrow_wire),
         cmocka_unit_test(test_crossed_merges),
+        cmocka_unit_test(test_other_sink),
         cmocka_unit_test(test_sizes_of_workspace),
         cmocka_unit_test(test_baseline),
         cmocka_unit_test(test_offsets),
