@@ -108,7 +108,7 @@ static dcp_status take_memory(struct bench *b)
     b->out = mem;
     DCP_TRY(dcp__alloc_array(n_rows, sizeof(float), "result's lse", &mem));
     b->lse = mem;
-    DCP_TRY(dcp__alloc_array((size_t)s->value_dim, sizeof(double), "oracle", &mem));
+    DCP_TRY(dcp__alloc_array(attend_data_work(s), sizeof(double), "oracle", &mem));
     b->work = mem;
     DCP_TRY(attend_data_init(&b->data, s));
     attend_data_write_q(&b->data, b->heads, b->q);
@@ -180,17 +180,15 @@ static dcp_status create(struct bench *b, struct bench_line *line)
     return bench_largest(b->r, &line->workspace_bytes);
 }
 
-/* Tiles round the weights to bf16, everything else keeps f32's; quantised caches round keys and
- * values. */
-static double tolerance_of(const struct bench *b)
-{
-    if (dcp_dtype_bytes(b->c->dtype) == 1) return 0x1p-3;
-    return b->r->isa >= DCP_ISA_AMX ? 0x1p-9 : 0x1p-15;
-}
-
 static dcp_status check(struct bench *b, struct bench_line *line)
 {
-    struct attend_check c = {.tolerance = tolerance_of(b), .n_rows = CHECKED_ROWS};
+    dcp_attend_info info = DCP_ATTEND_INFO_INIT;
+    dcp_attend_get_info(b->attend, &info);
+    /* Quantised caches round keys and values; else all is f32's but what tiles do to weights. */
+    const bool is_quantised = dcp_dtype_bytes(b->c->dtype) == 1;
+    struct attend_check c = {.tolerance = is_quantised ? 0x1p-3 : 0x1p-15,
+                             .weight_error = attend_data_weight_error(&b->c->shape, info.kernel),
+                             .n_rows = CHECKED_ROWS};
     attend_data_check(&b->data, b->heads, b->out, b->lse, b->work, &c);
     double wrong = (double)c.wrong;
     int64_t worst = (int64_t)(c.worst_error < 1e3 ? c.worst_error * 1e12 : 1e15);

@@ -41,13 +41,20 @@ int64_t attend_data_visible(const struct attend_shape *s, int64_t token);
 double attend_data_flops(const struct attend_shape *s);
 
 struct attend_check {
-    double tolerance;   /* of an output element, as a share of the largest value */
-    int64_t n_rows;     /* (token, head)s to look at, spread over the call */
-    double worst_error; /* out: largest share seen */
-    int64_t wrong;      /* out: added */
+    double tolerance;    /* of an output element, as a share of the largest value */
+    double weight_error; /* of a softmax weight, as a share of it, that out has and lse has not */
+    int64_t n_rows;      /* (token, head)s to look at, spread over the call */
+    double worst_error;  /* out: largest share seen */
+    int64_t wrong;       /* out: added */
 };
+/* What the attention kernel of that name (dcp_attend_info) rounds weights by. */
+double attend_data_weight_error(const struct attend_shape *s, const char *kernel);
+/* Doubles of the oracle's work. */
+size_t attend_data_work(const struct attend_shape *s);
 /* out [T, own heads, D] and lse [T, own heads] dense, against the definition with scale
- * 1 / sqrt(Dk), causal. work [value_dim] doubles. */
+ * 1 / sqrt(Dk), causal. Weights that err by at most e each, in no order, move a mean by more than
+ * 8 e sqrt(sum of (weight (value - mean))^2) with a chance below 3e-14 (Hoeffding's bound). work:
+ * attend_data_work. */
 void attend_data_check(const struct attend_data *d, dcp_range heads, const float *out,
                        const float *lse, double *work, struct attend_check *check);
 

@@ -265,7 +265,11 @@ static dcp_status largest(struct rank_state *r, int64_t *value)
 
 static dcp_status check(struct rank_state *r, struct oom_result *out)
 {
-    struct attend_check c = {.tolerance = 0x1p-9, .n_rows = CHECKED_ROWS};
+    dcp_attend_info info = DCP_ATTEND_INFO_INIT;
+    dcp_attend_get_info(r->attend, &info);
+    struct attend_check c = {.tolerance = 0x1p-15,
+                             .weight_error = attend_data_weight_error(&r->c->shape, info.kernel),
+                             .n_rows = CHECKED_ROWS};
     attend_data_check(&r->data, r->heads, r->result, r->lse, r->work, &c);
     int64_t worst = (int64_t)(c.worst_error < 1e3 ? c.worst_error * 1e12 : 1e15);
     out->wrong = c.wrong;
@@ -335,7 +339,7 @@ static dcp_status take_base(struct rank_state *r)
     r->result = mem;
     DCP_TRY(dcp__alloc_array(rows, sizeof(float), "own heads' LSE", &mem));
     r->lse = mem;
-    DCP_TRY(dcp__alloc_array((size_t)s->value_dim, sizeof(double), "oracle", &mem));
+    DCP_TRY(dcp__alloc_array(attend_data_work(s), sizeof(double), "oracle", &mem));
     r->work = mem;
     DCP_TRY(attend_data_init(&r->data, s));
     attend_data_write_q(&r->data, r->heads, r->q);

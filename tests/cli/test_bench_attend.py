@@ -41,6 +41,13 @@ class BenchAttend(unittest.TestCase):
         rows = self.bench("extend", "--keys", "100", "--tokens", "20")
         self.assertEqual([(r["case"], r["keys"], r["tokens"]) for r in rows], [("gqa-extend", 100, 20), ("mla-extend", 100, 20)])
 
+    def test_few_keys(self):
+        """What bf16 weights may cost is most where a row sees few keys, and little where it sees many."""
+        rows = [row for n in ("12", "13") for row in self.bench("extend", "--keys", n, "--tokens", n, "-n", "1,2", "-t", "1")]
+        rows += self.bench("extend", "--keys", "3000", "--tokens", "40")
+        for row in rows:
+            self.assertLess(row["worst_error"], 2.0 / 256 if row["keys"] < 100 else 1e-3, row)
+
     def test_reads_of_more_ranks_than_cpus(self):
         """A rank that waits for a CPU is no faster reader: see bench_cases.py."""
         cpus = sorted(os.sched_getaffinity(0))[:2]
