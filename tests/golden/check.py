@@ -59,6 +59,12 @@ def same(got, want, rtol, atol):
     return None
 
 
+def own_words(stderr):
+    """What the command said, without what a launcher adds; or the end of all."""
+    own = [line for line in stderr.splitlines() if line.startswith("dcp-attn")]
+    return "; ".join(own)[:600] if own else stderr.strip()[-200:]
+
+
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("bin")
@@ -88,7 +94,7 @@ def main():
                 try:
                     p = subprocess.run(cmd, cwd=d, capture_output=True, text=True, timeout=a.timeout)
                     if p.returncode:
-                        why = f"exit {p.returncode}: {p.stderr.strip()[-200:]}"
+                        why = f"exit {p.returncode}: {own_words(p.stderr)}"
                     else:
                         said = json.loads(p.stdout)
                         what = dict(c.get("json", {}), **({"ranks": n} if kind == "merge" else {}))

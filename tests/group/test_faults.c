@@ -159,18 +159,18 @@ static int expect_chain(dcp_group *g, void *ctx)
     int64_t pids[3], own = (int64_t)getpid();
     WANT(dcp__group_record(g, &own, sizeof(own), pids) == DCP_OK);
     if (rank == 2) {
-        sleep_s(0.4);
+        awake_sleep_s(0.4);
         if (how == CHAIN_STOPPED) { /* what it waits for comes, and it does not take it */
             kill((pid_t)pids[1], SIGSTOP);
             x.peer = 1;
             WANT(dcp__group_exchange_start(g, 0, &x, 1, NULL, 0) == DCP_OK);
             WANT(dcp__group_exchange_wait(g, 0) == DCP_OK);
         }
-        sleep_s(2);
+        awake_sleep_s(2);
         return 0;
     }
     if (rank == 1) {
-        sleep_s(0.2);
+        awake_sleep_s(0.2);
         x.peer = 2;
         if (how == CHAIN_ROOM) x.n_bytes = BYTES;
         const int n_sends = how == CHAIN_ROOM;
