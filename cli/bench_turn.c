@@ -7,6 +7,13 @@
 
 #include "base/status_priv.h"
 
+/* FNV-1a. */
+static uint64_t add_text(uint64_t key, const char *text)
+{
+    for (; *text != '\0'; text++) key = (key ^ (unsigned char)*text) * UINT64_C(1099511628211);
+    return key;
+}
+
 /* The same for ranks whose clocks are one: the same boot of a kernel, the same offset of its clock
  * (containers may have one of their own). */
 static uint64_t clock_key(void)
@@ -18,14 +25,11 @@ static uint64_t clock_key(void)
         if (fgets(text, sizeof(text), f) == NULL) text[0] = '\0';
         fclose(f);
     }
-    uint64_t key = UINT64_C(14695981039346656037); /* FNV-1a */
-    for (const char *c = text; *c != '\0'; c++)
-        key = (key ^ (unsigned char)*c) * UINT64_C(1099511628211);
+    uint64_t key = add_text(UINT64_C(14695981039346656037), text);
     if (text[0] == '\0') { /* no boot's name: at least hosts do not share a clock */
         char host[256] = "";
         (void)gethostname(host, sizeof(host) - 1);
-        for (const char *c = host; *c != '\0'; c++)
-            key = (key ^ (unsigned char)*c) * UINT64_C(1099511628211);
+        key = add_text(key, host);
     }
     if (stat("/proc/self/ns/time", &st) == 0) key ^= (uint64_t)st.st_ino;
     return key;

@@ -48,7 +48,8 @@
  * unless wire_type is narrower than out_type. halving and hierarchical have orders of their own, as
  * reproducible: the same bits for any transport and tile size (halving: and the same cut), weights
  * and merged LSE those of rank order, a rounding to f32 more per level. They are taken only where
- * algo names them, or where order says that any will do. docs/NUMERICS.md has the arithmetic and its error bounds.
+ * algo names them, or where order says that any will do. docs/NUMERICS.md has the arithmetic and
+ * its error bounds.
  *
  * Cuts. By heads: rank r gets heads dcp_cut_range(H, N, r) of every token. By tokens: all heads of
  * tokens dcp_cut_range(T, N, r). None: everybody gets all. Nothing needs to divide anything; a rank
@@ -268,7 +269,8 @@ DCP_API dcp_status dcp_merge_plan(const dcp_merge_desc *desc, int n_ranks, int r
 /** Begin a merge and return: dcp_merge_test moves it on, dcp_merge_wait ends it. All ranks use this
  *  form, or all use run, for the same merge. Until it has ended the buffers of args stay borrowed,
  *  and the group may not be used for anything else: another merge on it is refused with
- *  DCP_ERR_BUSY, other calls are not looked at. Nothing moves unless somebody calls test or wait (there is no thread behind it).
+ *  DCP_ERR_BUSY, other calls are not looked at. Nothing moves unless somebody calls test or wait
+ *  (there is no thread behind it).
  *  @param[in] m     not in flight
  *  @param[in] args  as for run; copied, the buffers not
  *  @return DCP_ERR_BUSY (a merge is in flight on this group, or another thread inside it),

@@ -30,7 +30,6 @@
 #include "attend/attend_priv.h"
 #include "base/clock_priv.h"
 #include "base/struct_priv.h"
-#include "num/dtype_priv.h"
 
 static const char call[] = "dcp_attend_run";
 
@@ -87,7 +86,7 @@ static int64_t q_row(const struct dcp_attend *a, const dcp_attend_args *args)
 static void describe_call(const struct dcp_attend *a, const dcp_attend_args *args, int64_t n_total,
                           struct dcp__attend_record *rec)
 {
-    uint64_t lengths = 0, windows = 0, of_seqs = 1, of_pos = 1, of_sink = 1;
+    uint64_t lengths = 0, windows = 0, of_seqs = 1, of_pos = 1, of_sink = 0;
     for (int64_t s = 0; s < args->n_seqs; s++) {
         const dcp_attend_seq *seq = &args->seqs[s];
         lengths += (uint64_t)seq->length;
@@ -96,10 +95,8 @@ static void describe_call(const struct dcp_attend *a, const dcp_attend_args *arg
     }
     if (args->q_pos != NULL)
         for (int64_t t = 0; t < n_total; t++) of_pos = mix(of_pos, args->q_pos[t]);
-    const int64_t tp = a->d.tp > 1 ? a->d.tp : 1;
-    const int64_t n_sink = args->sink != NULL ? a->d.n_heads * tp : 0;
-    for (int64_t h = 0; h < n_sink; h++)
-        of_sink = mix(of_sink, (int64_t)dcp__f32_bits(args->sink[h] + 0.0f)); /* -0 is 0 */
+    if (args->sink != NULL)
+        of_sink = dcp__merge_sink_print(args->sink, a->d.n_heads * (a->d.tp > 1 ? a->d.tp : 1));
     rec->field[0] = a->id;
     rec->field[1] = n_total;
     rec->field[2] = args->n_seqs;

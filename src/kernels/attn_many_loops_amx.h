@@ -151,11 +151,10 @@ AMX_INLINE void values_block(struct many *m, const struct pair *pair, int64_t d,
 /* ---- the loops where the time goes ---- */
 
 /* Plain softmax (no mask, no cap), two row tiles, and so many pairs of keys after each product that
- * they come out even: what is counted is not asked for. State in registers from end to end: with it
+ * they come out even: what is counted is not asked for. K is packed (not late). State in registers from end to end: with it
  * in struct soft, or with more than these pointers alive, compilers keep half of it on the stack. */
 struct steps {
     const char *k0, *k1;
-    int64_t k_stride0, k_stride1, k_step;
     const char *q0, *q1;
     int64_t n;
 };
@@ -171,13 +170,8 @@ enum pace { PACE_HALF, PACE_1, PACE_2, PACE_4 };
     __m512 hot_weight_sum = (x)->weight_sum
 #define HOT_PAIR                                                                                   \
     do {                                                                                           \
-        const __m512 p0 = soft_exp2(_mm512_fmsub_ps(_mm512_load_ps(hot_s), hot_scale2, hot_max));  \
-        const __m512 p1 =                                                                          \
-            soft_exp2(_mm512_fmsub_ps(_mm512_load_ps(hot_s + VF_LANES), hot_scale2, hot_max));     \
-        const __m512i pairs = soft_cut(p0, p1);                                                    \
-        hot_sum = _mm512_add_ps(hot_sum, _mm512_add_ps(p0, p1));                                   \
-        hot_weight_sum = _mm512_dpbf16_ps(hot_weight_sum, (__m512bh)pairs,                         \
-                                          (__m512bh)_mm512_set1_epi16(0x3f80));                    \
+        const __m512i pairs = soft_weigh(_mm512_load_ps(hot_s), _mm512_load_ps(hot_s + VF_LANES),  \
+                                         hot_scale2, hot_max, &hot_sum, &hot_weight_sum);          \
         _mm512_store_si512(hot_p, pairs);                                                          \
         hot_s += 2 * VF_LANES;                                                                     \
         hot_p += TILE_ROW_BYTES;                                                                   \
@@ -210,16 +204,13 @@ AMX_INLINE void hot_scores(const struct steps *st, struct soft *x, enum pace pac
     const char *k1 = st->k1;
     const char *q0 = st->q0;
     const char *q1 = st->q1;
-    const int64_t k_stride0 = st->k_stride0;
-    const int64_t k_stride1 = st->k_stride1;
-    const int64_t k_step = st->k_step;
     HOT_BEGIN(x);
     for (int64_t n = st->n; n > 0; n--) {
         TILE_LOAD(6, q0, TILE_ROW_BYTES);
-        TILE_STREAM(4, k0, k_stride0);
+        TILE_STREAM(4, k0, TILE_ROW_BYTES);
         TILE_DP(0, 4, 6);
         HOT_EVEN;
-        TILE_STREAM(5, k1, k_stride1);
+        TILE_STREAM(5, k1, TILE_ROW_BYTES);
         TILE_DP(1, 5, 6);
         HOT_ODD;
         TILE_LOAD(7, q1, TILE_ROW_BYTES);
@@ -241,8 +232,8 @@ AMX_INLINE void hot_scores(const struct steps *st, struct soft *x, enum pace pac
         }
         q0 += (is_exact ? 1 : 2) * TILE_BYTES;
         q1 += (is_exact ? 1 : 2) * TILE_BYTES;
-        k0 += k_step;
-        k1 += k_step;
+        k0 += TILE_BYTES;
+        k1 += TILE_BYTES;
     }
     HOT_END(x);
 }
@@ -298,6 +289,13 @@ static __attribute__((noinline)) void hot_values(float *o0, float *o1, const cha
     TILE_STORE(0, o0, TILE_ROW_BYTES);
     TILE_STORE(1, o1, TILE_ROW_BYTES);
 }
+
+#undef HOT_BEGIN
+#undef HOT_PAIR
+#undef HOT_END
+#undef HOT_EVEN
+#undef HOT_ODD
+#undef HOT_SCORES
 
 /* Scores of now to s; softmax of before, if there is one: its first tile under the first half of the
  * steps, its second under the others. */
@@ -381,9 +379,6 @@ static bool do_hot_item(struct many *m, const struct item *now, float *s, const 
     struct steps st = {
         .k0 = keys[0].at,
         .k1 = keys[1].at,
-        .k_stride0 = keys[0].stride,
-        .k_stride1 = keys[1].stride,
-        .k_step = m->k_step,
         .q0 = m->q + now->tile * q_bytes,
         .q1 = m->q + (now->tile + 1) * q_bytes,
         .n = half,
@@ -397,8 +392,8 @@ static bool do_hot_item(struct many *m, const struct item *now, float *s, const 
     soft_end(m, before, 0, x.sum, x.weight_sum);
     x = soft_begin(m, before, 1);
     if (due == NULL) {
-        st.k0 += half * m->k_step;
-        st.k1 += half * m->k_step;
+        st.k0 += half * TILE_BYTES;
+        st.k1 += half * TILE_BYTES;
         st.q0 += half * m->n_parts * TILE_BYTES;
         st.q1 += half * m->n_parts * TILE_BYTES;
         st.n = m->a.k_steps - half;

@@ -41,7 +41,7 @@ struct many {
     float *s[LAG + 1];                       /* [2 row tiles][SUB_KEYS][16] */
     bool is_late;                            /* values wait for the last pair's weights */
     char *p;                                 /* [2 or all row tiles of 2][KEYS / 2][16][2] */
-    char *vt;                                /* [dim_tiles][KEY_STEPS] tiles */
+    char *vt;                                /* V^T, late V: [dim_tiles][KEY_STEPS] tiles */
     float *o;                                /* [n_tiles][dim_tiles] tiles */
     float *max, *sum, *sum_low, *weight_sum; /* [n_tiles][16] */
     char *k_stage, *v_stage;
@@ -116,17 +116,24 @@ AMX_INLINE __m512i soft_cut(__m512 p0, __m512 p1)
     return _mm512_ternarylogic_epi32(low, _mm512_castps_si512(p1),
                                      _mm512_set1_epi32((int)0xffff0000u), 0xf8);
 }
-AMX_INLINE void soft_pair(struct soft *x, bool is_masked, bool is_capped)
+/* Two keys' scores to weights, which are added to the sums. */
+AMX_INLINE __m512i soft_weigh(__m512 s0, __m512 s1, __m512 scale2, __m512 max, __m512 *sum,
+                              __m512 *weight_sum)
 {
     const __m512i ones = _mm512_set1_epi16(0x3f80);
+    const __m512 p0 = soft_exp2(_mm512_fmsub_ps(s0, scale2, max));
+    const __m512 p1 = soft_exp2(_mm512_fmsub_ps(s1, scale2, max));
+    const __m512i pairs = soft_cut(p0, p1);
+    *sum = _mm512_add_ps(*sum, _mm512_add_ps(p0, p1));
+    *weight_sum = _mm512_dpbf16_ps(*weight_sum, (__m512bh)pairs, (__m512bh)ones);
+    return pairs;
+}
+AMX_INLINE void soft_pair(struct soft *x, bool is_masked, bool is_capped)
+{
     const int key = 2 * x->pair;
     const __m512 s0 = soft_scores(x, key, is_masked, is_capped);
     const __m512 s1 = soft_scores(x, key + 1, is_masked, is_capped);
-    const __m512 p0 = soft_exp2(_mm512_fmsub_ps(s0, x->scale2, x->max));
-    const __m512 p1 = soft_exp2(_mm512_fmsub_ps(s1, x->scale2, x->max));
-    const __m512i pairs = soft_cut(p0, p1);
-    x->sum = _mm512_add_ps(x->sum, _mm512_add_ps(p0, p1));
-    x->weight_sum = _mm512_dpbf16_ps(x->weight_sum, (__m512bh)pairs, (__m512bh)ones);
+    const __m512i pairs = soft_weigh(s0, s1, x->scale2, x->max, &x->sum, &x->weight_sum);
     _mm512_store_si512(x->p + x->pair * TILE_ROW_BYTES, pairs);
     x->pair++;
 }
@@ -238,7 +245,7 @@ AMX_INLINE void soft_end(struct many *m, const struct item *it, int i, __m512 su
     _mm512_store_ps(weights_at, _mm512_add_ps(_mm512_load_ps(weights_at), weight_sum));
 }
 
-/* ---- V^T, for all rows of the pass ---- */
+/* ---- values as tiles, for all rows of the pass ---- */
 
 /* Half of 32 keys x 32 dims of V to two tiles of V^T: dims 0-3 of every 8, or 4-7. rows: of the two
  * groups of keys. */

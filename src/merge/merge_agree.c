@@ -350,8 +350,7 @@ static dcp_status find_sources(struct dcp_merge *m, struct dcp__merge_run *run,
     return DCP_OK;
 }
 
-/* A fingerprint of sink[n]; -0 is 0. */
-static uint64_t sink_print(const float *sink, int64_t n)
+uint64_t dcp__merge_sink_print(const float *sink, int64_t n)
 {
     uint64_t h = UINT64_C(14695981039346656037); /* FNV-1a, a float at a time */
     for (int64_t i = 0; i < n; i++)
@@ -366,7 +365,8 @@ dcp_status dcp__merge_enter_start(struct dcp_merge *m, struct dcp__merge_run *ru
     memset(&own, 0, sizeof(own));
     own.nonce = m->nonce;
     own.n_runs = m->n_runs;
-    own.sink = run->local == DCP_OK && d->has_sink ? sink_print(run->args.sink, d->n_heads) : 0;
+    if (run->local == DCP_OK && d->has_sink)
+        own.sink = dcp__merge_sink_print(run->args.sink, d->n_heads);
     own.n_tokens = run->n_tokens;
     own.status = run->local;
     const dcp_merge_args *a = &run->args;

@@ -346,6 +346,8 @@ dcp_status dcp__merge_agree_create(struct dcp_merge *m, dcp_status local);
 dcp_status dcp__merge_agree_ready(struct dcp_merge *m, dcp_status local);
 /* Say what this rank has; hear what the others have, once the record is there. */
 dcp_status dcp__merge_enter_start(struct dcp_merge *m, struct dcp__merge_run *run);
+/* A fingerprint of sink[n], which ranks compare; -0 is 0. */
+uint64_t dcp__merge_sink_print(const float *sink, int64_t n);
 dcp_status dcp__merge_enter_finish(struct dcp_merge *m, struct dcp__merge_run *run);
 dcp_status dcp__merge_exit_start(struct dcp_merge *m, struct dcp__merge_run *run);
 dcp_status dcp__merge_exit_finish(struct dcp_merge *m, struct dcp__merge_run *run);

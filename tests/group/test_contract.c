@@ -138,6 +138,31 @@ static void test_arguments(void **state)
 }
 
 /* A transport of another build would read structures at wrong places: it is told so. */
+/* Of more late ranks than the text has room for it says how many are not named. */
+static void test_many_late(void **state)
+{
+    (void)state;
+    enum { N = 40 };
+    dcp_group *groups[N];
+    dcp_group_opts opts = DCP_GROUP_OPTS_INIT;
+    opts.deadline_s = 0.2;
+    assert_int_equal(dcp_group_create_threads(N, &opts, groups), DCP_OK);
+    assert_int_equal(dcp_group_barrier(groups[0]), DCP_ERR_TIMEOUT);
+    const char *const text = dcp_last_error(), *at = text;
+    int n_named = 0, n_more = 0;
+    for (int r = 1; r < N; r++) {
+        char name[24];
+        snprintf(name, sizeof(name), " rank %d (is", r);
+        at = strstr(text, name);
+        n_named += at != NULL;
+    }
+    at = strstr(text, " and ");
+    assert_non_null(at);
+    assert_int_equal(sscanf(at, " and %d more", &n_more), 1);
+    assert_int_equal(n_named + n_more, N - 1);
+    for (int r = 0; r < N; r++) dcp_group_destroy(groups[r]);
+}
+
 static void test_module_of_another_build(void **state)
 {
     (void)state;
@@ -159,6 +184,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_module_of_another_build),
         cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_many_late),
         cmocka_unit_test(test_self),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_shm),
