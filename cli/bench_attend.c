@@ -274,7 +274,8 @@ static dcp_status run_cases(struct bench_rank *r, const struct attend_values *v)
     return v->wanted[PRODUCT] ? run_products(r, v) : DCP_OK;
 }
 
-static dcp_status run_threads(dcp_group *g, const struct attend_values *v, int n_threads)
+static dcp_status run_threads(dcp_group *g, const struct attend_values *v, int n_threads,
+                              bool *is_told_out)
 {
     struct bench_rank r;
     char pinning[96] = "";
@@ -292,6 +293,7 @@ static dcp_status run_threads(dcp_group *g, const struct attend_values *v, int n
         }
     }
     if (st == DCP_OK) st = run_cases(&r, v);
+    *is_told_out = r.is_told;
     bench_rank_fini(&r);
     return st;
 }
@@ -300,8 +302,9 @@ static int attend_rank_main(dcp_group *g, void *ctx)
 {
     const struct attend_values *v = ctx;
     for (int i = 0; i < v->threads.n; i++) {
-        const dcp_status st = run_threads(g, v, (int)v->threads.at[i]);
-        if (st != DCP_OK) return rank_failed(g, st);
+        bool is_told = false;
+        const dcp_status st = run_threads(g, v, (int)v->threads.at[i], &is_told);
+        if (st != DCP_OK) return is_told ? EXIT_FAILED : rank_failed(g, st);
     }
     return EXIT_DONE;
 }

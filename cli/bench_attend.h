@@ -60,6 +60,7 @@ struct bench_rank {
     void *mask_before;           /* CPUs that the calling thread was allowed */
     int64_t iters;               /* -1: by seconds; 0: create only */
     double seconds;
+    bool is_told; /* an error: all ranks know of it and it has been said */
 };
 
 /* Collective. Threads on CPUs of their own where there are enough, the best roof chosen. text as of
@@ -67,6 +68,10 @@ struct bench_rank {
 dcp_status bench_rank_init(struct bench_rank *r, dcp_group *g, int n_threads, char *text,
                            size_t n_bytes);
 void bench_rank_fini(struct bench_rank *r);
+
+/* Collective: DCP_OK where every rank's own outcome is; else all ranks leave together, without
+ * another's call to meet, and r->is_told. */
+dcp_status bench_agree(struct bench_rank *r, dcp_status own);
 
 /* Sorts times. */
 struct bench_span bench_span_of(double *times, int64_t n);

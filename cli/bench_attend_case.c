@@ -248,7 +248,7 @@ dcp_status bench_attend_case(struct bench_rank *r, const struct attend_case *c,
     line->flops = attend_data_flops(&c->shape);
     snprintf(line->isa, sizeof(line->isa), "%s", dcp__isa_name(r->isa));
     snprintf(line->comm, sizeof(line->comm), "%s", dcp_group_kind(r->g));
-    dcp_status st = take_memory(&b);
+    dcp_status st = bench_agree(r, take_memory(&b));
     if (st == DCP_OK) st = prepare(&b, line);
     if (st == DCP_OK && r->iters != 0) st = measure(&b, line);
     give_back(&b);

@@ -15,6 +15,7 @@
 #include "cli/bench_attend.h"
 #include "cli/bench_machine.h"
 #include "cli/bench_read.h"
+#include "cli/common.h"
 
 enum { MIN_ROUNDS = 3, PIECE_BYTES = 1 << 20, ROOF_TURN_US = 2000, CALIBRATIONS = 25 };
 
@@ -25,15 +26,13 @@ static const int64_t long_round_ns = (int64_t)4000000000;
 /* Rank r's threads on CPUs [r t, (r + 1) t) of the mask, where all ranks have as many. */
 static dcp_status sit_down(struct bench_rank *r, char *text, size_t n_bytes)
 {
-    void *mem = NULL;
-    DCP_TRY(dcp__alloc(sizeof(cpu_set_t), "CPUs", &mem));
-    cpu_set_t *const mask = mem, own;
+    cpu_set_t *const mask = r->mask_before, own;
     CPU_ZERO(&own);
     const int64_t wanted = (int64_t)r->n * r->n_threads;
-    if (sched_getaffinity(0, sizeof(*mask), mask) == 0)
-        r->mask_before = mem;
-    else
-        dcp__free(mem);
+    if (sched_getaffinity(0, sizeof(*mask), mask) != 0) {
+        dcp__free(mask);
+        r->mask_before = NULL;
+    }
     int64_t n_there = r->mask_before != NULL ? CPU_COUNT(mask) : 0;
     if (dcp__cpu_usable() < n_there) n_there = dcp__cpu_usable();
     int64_t is_short = n_there < wanted;
@@ -118,6 +117,13 @@ static dcp_status choose_roof(struct bench_rank *r)
     return DCP_OK;
 }
 
+dcp_status bench_agree(struct bench_rank *r, dcp_status own)
+{
+    if (all_ranks_ok(r->g, own)) return DCP_OK;
+    r->is_told = true;
+    return own != DCP_OK ? own : DCP_ERR_PEER;
+}
+
 dcp_status bench_rank_init(struct bench_rank *r, dcp_group *g, int n_threads, char *text,
                            size_t n_bytes)
 {
@@ -130,11 +136,14 @@ dcp_status bench_rank_init(struct bench_rank *r, dcp_group *g, int n_threads, ch
     if (n_threads == 0) n_threads = dcp__cpu_usable() / n_host;
     r->n_threads = n_threads < 1 ? 1 : n_threads > 64 ? 64 : n_threads;
     void *mem = NULL;
-    DCP_TRY(dcp__alloc_array((size_t)r->n * BENCH_MAX_ROUNDS, sizeof(*r->gathered), "times", &mem));
+    dcp_status st =
+        dcp__alloc_array((size_t)r->n * BENCH_MAX_ROUNDS, sizeof(*r->gathered), "times", &mem);
     r->gathered = mem;
-    DCP_TRY(dcp__isa_choose(DCP_ISA_DEFAULT, &r->isa));
+    if (st == DCP_OK) st = dcp__alloc(sizeof(cpu_set_t), "CPUs", &r->mask_before);
+    if (st == DCP_OK) st = dcp__isa_choose(DCP_ISA_DEFAULT, &r->isa);
+    DCP_TRY(bench_agree(r, st));
     DCP_TRY(sit_down(r, text, n_bytes));
-    DCP_TRY(dcp_pool_create(r->n_threads, n_host, &r->pool));
+    DCP_TRY(bench_agree(r, dcp_pool_create(r->n_threads, n_host, &r->pool)));
     return choose_roof(r);
 }
 

@@ -49,7 +49,6 @@ struct bench {
     struct bench_turn *read_turns[BENCH_READ_COUNT];
     struct bench_turn *gathered; /* [n][MAX_ROUNDS] */
     double *times;               /* [MAX_ROUNDS] of all ranks */
-    int64_t *states;             /* [n] group memory: how each rank fared */
     int64_t n_rounds;
 };
 
@@ -121,7 +120,7 @@ static dcp_status take_local(struct bench *b)
     return DCP_OK;
 }
 
-static dcp_status take_memory(struct bench *b)
+static dcp_status take_memory(struct bench *b, bool *is_told)
 {
     const struct bench_case *c = b->c;
     const size_t n_rows = (size_t)(c->n_tokens * c->n_heads);
@@ -136,16 +135,9 @@ static dcp_status take_memory(struct bench *b)
     DCP_TRY(dcp_group_alloc(b->g, n_rows * sizeof(float), &mem));
     b->lse = mem;
     /* All go on or none does: a rank that left alone would meet the others' next call with another. */
-    DCP_TRY(dcp_group_alloc(b->g, (size_t)b->n * sizeof(int64_t), &mem));
-    b->states = mem;
     const dcp_status own = take_local(b);
-    int64_t state = own;
-    DCP_TRY(dcp_group_allgather(b->g, &state, sizeof(state), b->states));
-    if (own != DCP_OK) return own;
-    for (int r = 0; r < b->n; r++) {
-        if (b->states[r] != DCP_OK)
-            return dcp__fail((dcp_status)b->states[r], "rank %d could not take its memory", r);
-    }
+    *is_told = !all_ranks_ok(b->g, own);
+    if (*is_told) return own != DCP_OK ? own : DCP_ERR_PEER;
     return find_parts(b);
 }
 
@@ -162,7 +154,6 @@ static void give_back(struct bench *b)
     dcp__free(b->merged_lse);
     dcp__free(b->merged);
     dcp__free(b->parts);
-    dcp_group_free(b->g, b->states);
     dcp_group_free(b->g, b->lse);
     dcp_group_free(b->g, b->out);
 }
@@ -446,7 +437,7 @@ static dcp_status run_set(struct bench *b, int first, int n, double seconds,
 
 static dcp_status run_all(struct bench *b, struct bench_report *rep)
 {
-    DCP_TRY(take_memory(b));
+    DCP_TRY(take_memory(b, &rep->is_told));
     rep->partial_bytes = (int64_t)b->partial_bytes;
     rep->read_bytes = b->c->cut == DCP_CUT_NONE ? (int64_t)b->partial_bytes * b->n * b->n
                                                 : (int64_t)b->partial_bytes * b->n;

@@ -45,6 +45,7 @@ struct bench_report {
     int64_t read_bytes;    /* of all ranks together */
     int64_t partial_bytes; /* payload of one rank's partial */
     char skipped[2048];    /* "hierarchical: why; ..." */
+    bool is_told;          /* an error: all ranks know of it and it has been said */
 };
 
 /* True for an algorithm that stands for the published merge. */

@@ -201,7 +201,7 @@ static dcp_status run_case(struct bench *b, struct bench_line *line)
     struct bench_memory memory;
     double n_bytes = 0.0, n_rows;
     struct bench_turn unused;
-    DCP_TRY(take_memory(b));
+    DCP_TRY(bench_agree(b->r, take_memory(b)));
     bench_memory_begin(&memory);
     DCP_TRY(dcp_group_barrier(b->r->g));
     DCP_TRY(linear_create(b->r->pool, b->c->is_exact ? COMPUTE_F32 : COMPUTE_DEFAULT, b->r->isa, 1,

@@ -234,6 +234,7 @@ struct results {
     const char *read_name;
     char skipped[2048];
     char pinning[96];
+    bool is_told; /* as in bench_report */
     double load_before;
     int cpus_usable; /* before ranks were bound */
 };
@@ -453,7 +454,9 @@ static dcp_status bench_shapes(dcp_group *g, const struct bench_values *given, s
                                    .seconds = v.seconds};
             memcpy(c.wanted, v.wanted, sizeof(c.wanted));
             struct bench_report rep;
-            DCP_TRY(bench_merge_case(g, &c, &rep));
+            const dcp_status st = bench_merge_case(g, &c, &rep);
+            all->is_told = rep.is_told;
+            DCP_TRY(st);
             DCP_TRY(keep(all, &c, &rep));
         }
     }
@@ -467,7 +470,7 @@ static int bench_rank_main(dcp_group *g, void *ctx)
     const dcp_status st = bench_shapes(g, v, &all);
     int rc = EXIT_DONE;
     if (st != DCP_OK) {
-        rc = rank_failed(g, st);
+        rc = all.is_told ? EXIT_FAILED : rank_failed(g, st);
     } else if (dcp_group_rank(g) == 0) {
         if (v->json && dcp_group_size(g) == 1)
             fprintf(stderr, "dcp-attn bench merge: %s\n", one_rank_text);

@@ -105,14 +105,15 @@ bool all_ranks_ok(dcp_group *g, dcp_status local)
 {
     const int n = dcp_group_size(g);
     struct outcome mine = {(int32_t)local, ""};
-    struct outcome *all = NULL;
     char text[1000] = "";
     if (local != DCP_OK) {
         snprintf(text, sizeof(text), "%s", dcp_last_error());
         snprintf(mine.text, sizeof(mine.text), "%.251s", text);
     }
-    dcp_status st = dcp__alloc_array((size_t)n, sizeof(*all), "outcomes of ranks", (void **)&all);
-    if (st == DCP_OK) st = dcp_group_allgather(g, &mine, sizeof(mine), all);
+    /* Not counted: a rank at its limit could not tell the others, who would wait for it. */
+    struct outcome *const all = calloc((size_t)n, sizeof(*all));
+    dcp_status st = all != NULL ? dcp_group_allgather(g, &mine, sizeof(mine), all)
+                                : dcp__fail(DCP_ERR_NOMEM, "no memory for %d outcomes", n);
     bool ok = local == DCP_OK;
     if (st != DCP_OK && ok) {
         rank_failed(g, st);
@@ -133,7 +134,7 @@ bool all_ranks_ok(dcp_group *g, dcp_status local)
     }
     ok = ok && st == DCP_OK;
     for (int r = 0; ok && r < n; r++) ok = all[r].status == DCP_OK;
-    dcp__free(all);
+    free(all);
     return ok;
 }
 

@@ -93,10 +93,11 @@ void launch_speak_in_turn(bool on)
     in_turn = on;
 }
 
-static void wait_for_turn(dcp_status st, int rank)
+void launch_wait_for_turn(dcp_status st, int rank)
 {
     if (!launch_is_echo((int32_t)st)) return;
-    const long ms = 100 + 30L * (rank < 20 ? rank : 20);
+    /* Long beside what a busy machine takes to let the rank of the cause print its line. */
+    const long ms = 300 + 30L * (rank < 20 ? rank : 20);
     const struct timespec pause = {.tv_sec = 0, .tv_nsec = ms * 1000000};
     (void)nanosleep(&pause, NULL);
 }
@@ -109,7 +110,7 @@ static void tell(const dcp_group *g, dcp_status st, const char *text, bool is_of
         const bool is_known_to_all =
             st == DCP_ERR_MISMATCH || st == DCP_ERR_NONFINITE || st == DCP_ERR_NOT_SUPPORTED;
         if (in_turn && is_known_to_all && rank != 0) return;
-        if (in_turn) wait_for_turn(st, rank);
+        if (in_turn) launch_wait_for_turn(st, rank);
         if (g != NULL && dcp_group_size(g) > 1 && !is_of_all) {
             fprintf(stderr, "dcp-attn: rank %d: %s\n", rank, message_plain(text));
         } else {

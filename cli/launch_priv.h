@@ -28,6 +28,7 @@ void launch_board_use(struct launch_board *board);
 /* Under MPI nobody collects what is told: ranks that only noticed a failure let others speak first,
  * who then end the world; what all ranks know rank 0 says. */
 void launch_speak_in_turn(bool on);
+void launch_wait_for_turn(dcp_status st, int rank);
 /* The note that says most about the cause; -1 if none was told. */
 int launch_board_root(const struct launch_board *board);
 /* True if status only says that another rank failed or was late. */

@@ -92,13 +92,25 @@ class Bench(unittest.TestCase):
         self.assertEqual({r["ranks"] for r in json.loads(out)["rows"]}, {1})
 
     def test_short_of_memory(self):
-        """A rank that lacks memory says of what; the others name it, and nobody meets another's call."""
-        case = (EXE, "bench", "merge", "--shape", "8,4,64", "--iters", "1")
-        for rc, out, err in mpi_runs("-n", "1", *case, ":", "-n", "1", "env", "DCP_ATTN_MEMORY_LIMIT=150K", *case):
-            self.assertNotEqual(rc, 0)
-            self.assertRegex(err, r"dcp-attn: rank 1: times: \d+ bytes wanted")
-            self.assertIn("dcp-attn: rank 0: rank 1 could not take its memory", err)
-            self.assertNotIn("poisoned", err)
+        """A rank that lacks memory says of what, once; nobody meets another's call, and all leave together."""
+        for words, limit, lacks in ((("merge", "--shape", "8,4,64", "--iters", "1"), "150K", "times"),
+                                    (("attend", "--case", "gqa-decode", "--keys", "4096", "--iters", "1"), "1M", "KV cache pages"),
+                                    (("attend", "--case", "gqa-decode", "--keys", "4096", "--iters", "1"), "40K", "times"),
+                                    (("product", "--iters", "1"), "2M", "weights of a bench")):
+            case = (EXE, "bench", *words)
+            for rc, out, err in mpi_runs("-n", "1", *case, ":", "-n", "1", "env", "DCP_ATTN_MEMORY_LIMIT=" + limit, *case):
+                self.assertNotEqual(rc, 0)
+                self.assertRegex(err, rf"dcp-attn: rank 1: {lacks}: \d+ bytes wanted")
+                self.assertEqual(err.count("dcp-attn: "), 1, err)
+                self.assertNotIn("abort(", err.lower())
+
+    def test_short_at_creation(self):
+        """No group to agree in: the rank of the cause is heard all the same, before the world ends."""
+        case = (EXE, "bench", "product", "--iters", "1")
+        for limit in ["8K"] * 5:
+            for rc, out, err in mpi_runs("-n", "1", *case, ":", "-n", "1", "env", "DCP_ATTN_MEMORY_LIMIT=" + limit, *case):
+                self.assertNotEqual(rc, 0)
+                self.assertRegex(err, r"dcp-attn: rank 1: [a-z ]+: \d+ bytes wanted")
 
     def test_read_of_more_ranks_than_cpus(self):
         """Ranks that take turns on the CPUs read no faster than as many ranks as there are CPUs: a read is timed until the last has ended."""
