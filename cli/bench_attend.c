@@ -21,7 +21,7 @@ struct attend_values {
     const char *cases, *keys_text, *tokens_text, *ranks_text, *threads_text, *isa_text, *dtypes,
         *types_text;
     double factor, seconds, deadline_s;
-    int64_t heads, kv_heads, head_dim, latent, rope, interleave, window, iters, product_k;
+    int64_t heads, kv_heads, head_dim, latent, rope, interleave, window, page, iters, product_k;
     uint64_t memory, cold, product_bytes;
     int comm, algo;
     bool exact, json;
@@ -61,6 +61,8 @@ static const struct option_def attend_options[] = {
     {"window", 0, OPT_INT, AT(window), "W", 1, 9e15, NULL, "keys that a token sees (default all)"},
     {"interleave", 0, OPT_INT, AT(interleave), "I", 1, 1 << 30, NULL,
      "key p belongs to rank (p / I) mod N (default 1)"},
+    {"page", 0, OPT_INT, AT(page), "TOKENS", 32, 1 << 20, NULL,
+     "tokens of a page of the cache, a multiple of 32 (default: the cache's, 64 to 1024 by keys)"},
     {"algo", 0, OPT_ENUM, AT(algo), NULL, 0, 0, ALGO_CHOICES, "merge algorithm (default auto)"},
     {"memory", 0, OPT_SIZE, AT(memory), "BYTES", 65536, 1e15, NULL,
      "workspace limit of each rank (default 64M)"},
@@ -212,6 +214,7 @@ static void shape_of(const struct attend_values *v, int kind, int64_t keys, int6
     s->is_latent = is_mla;
     s->window = v->window;
     s->interleave = v->interleave;
+    s->page_tokens = v->page;
 }
 
 /* Rank 0 writes what all ranks know. */
@@ -379,6 +382,8 @@ static int run_command(const struct command_def *cmd, const char *cases, int arg
                                "tokens included",
                                (long long)most, (long long)least);
     }
+    if (v.page % 32 != 0)
+        return usage_error(cmd, "--page %lld is no multiple of 32", (long long)v.page);
     if (v.heads % v.kv_heads != 0 && v.heads != 0 && (v.wanted[GQA_DECODE] || v.wanted[GQA_EXTEND]))
         return usage_error(cmd, "--heads %lld is no multiple of --kv-heads %lld",
                            (long long)v.heads, (long long)v.kv_heads);

@@ -11,7 +11,7 @@
 #include "base/status_priv.h"
 #include "cli/bench_attend.h"
 
-enum { PAGE_TOKENS = 64, MAX_COPIES = 256, CHECKED_ROWS = 8 };
+enum { MAX_COPIES = 256, CHECKED_ROWS = 8 };
 
 struct bench {
     struct bench_rank *r;
@@ -64,7 +64,7 @@ static dcp_status make_cache(struct bench *b)
     desc.value_dim = s->value_dim;
     desc.latent = s->is_latent;
     desc.dtype = b->c->dtype;
-    desc.page_tokens = PAGE_TOKENS;
+    desc.page_tokens = s->page_tokens;
     desc.max_tokens = s->n_keys * b->copies.n_copies;
     desc.max_seqs = b->copies.n_copies;
     DCP_TRY(dcp_cache_create(&desc, &b->cache));
@@ -74,15 +74,21 @@ static dcp_status make_cache(struct bench *b)
     for (int64_t i = 0; i < b->copies.n_copies; i++) {
         DCP_TRY(dcp_cache_view(b->cache, i, 0, &b->views[i]));
         DCP_TRY(dcp_cache_scales(b->cache, i, 0, &b->scales[i]));
-        find_stretches(b, i);
     }
+    const dcp_kv_view *const v = &b->views[0];
+    const int64_t n_pages = (v->n_keys + v->page_tokens - 1) / v->page_tokens;
+    void *mem = NULL;
+    b->copies.n_stretches = n_pages * (s->is_latent ? 1 : 2);
+    DCP_TRY(dcp__alloc_array((size_t)(b->copies.n_copies * b->copies.n_stretches),
+                             sizeof(*b->copies.stretches), "stretches", &mem));
+    b->copies.stretches = mem;
+    for (int64_t i = 0; i < b->copies.n_copies; i++) find_stretches(b, i);
     return DCP_OK;
 }
 
 static dcp_status take_memory(struct bench *b)
 {
     const struct attend_shape *s = &b->c->shape;
-    const int64_t n_own_keys = dcp_local_length(s->n_keys, b->r->n, b->r->rank, s->interleave);
     const int64_t per_key = s->n_kv_heads * (s->key_dim + (s->is_latent ? 0 : s->value_dim)) *
                             (int64_t)dcp_dtype_bytes(b->c->dtype);
     const int64_t n_bytes = s->n_keys * per_key;
@@ -90,8 +96,6 @@ static dcp_status take_memory(struct bench *b)
     b->copies.n_copies = b->copies.n_copies < 1            ? 1
                          : b->copies.n_copies > MAX_COPIES ? MAX_COPIES
                                                            : b->copies.n_copies;
-    const int64_t n_pages = (n_own_keys + PAGE_TOKENS - 1) / PAGE_TOKENS;
-    b->copies.n_stretches = n_pages * (s->is_latent ? 1 : 2);
     b->heads = dcp_cut_range(s->n_heads, b->r->n, b->r->rank);
     const size_t n_rows = (size_t)(s->n_tokens * (b->heads.end - b->heads.begin));
     void *mem = NULL;
@@ -99,9 +103,6 @@ static dcp_status take_memory(struct bench *b)
     b->views = mem;
     DCP_TRY(dcp__alloc_array((size_t)b->copies.n_copies, sizeof(*b->scales), "scales", &mem));
     b->scales = mem;
-    DCP_TRY(dcp__alloc_array((size_t)(b->copies.n_copies * b->copies.n_stretches),
-                             sizeof(*b->copies.stretches), "stretches", &mem));
-    b->copies.stretches = mem;
     DCP_TRY(dcp__alloc_array(n_rows, (size_t)s->key_dim * sizeof(float), "queries", &mem));
     b->q = mem;
     DCP_TRY(dcp__alloc_array(n_rows, (size_t)s->value_dim * sizeof(float), "result", &mem));

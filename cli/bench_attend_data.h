@@ -15,6 +15,7 @@ struct attend_shape {
     int64_t n_heads, n_kv_heads, key_dim, value_dim;
     bool is_latent; /* v is the first value_dim columns of k */
     int64_t window, interleave;
+    int64_t page_tokens; /* 0: the cache's default */
 };
 
 struct attend_data {

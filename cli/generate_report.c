@@ -10,8 +10,6 @@
 #include "cli/message.h"
 #include "cli/table.h"
 
-enum { KV_PAGE_TOKENS = 64 }; /* the cache's default, which sessions take */
-
 /* Share of a rank's time; waiting for slower ranks is inside the part that waits. */
 static double share(double part_s, double total_s)
 {
@@ -103,9 +101,9 @@ static void memory_notes(const struct generate_report *r, FILE *to)
     for (int i = 0; i < r->n_ranks; i++) huge += r->ranks[i].kv_huge_bytes;
     snprintf(
         text, sizeof(text),
-        "KV bytes are whole pages of %d tokens, all layers. KV bytes, weights, workspace, "
+        "KV bytes are whole pages of %lld tokens, all layers. KV bytes, weights, workspace, "
         "activations and the rest (program, libraries, vocabulary, oneDNN's buffers) %s.",
-        KV_PAGE_TOKENS,
+        (long long)r->ranks[0].kv_page_tokens,
         is_one_process(r) && r->n_ranks > 1
             ? "of all ranks together are the peak RSS: ranks are threads of one process, whose "
               "figures rest and peak RSS are"
@@ -210,7 +208,7 @@ void generate_report_json(const struct generate_report *r, FILE *to)
     jout_num(&j, "generate_tokens_per_s", rate(r->times.n_steps, r->times.generate_s));
     jout_int(&j, "merge_wire_bytes", (int64_t)merge_bytes(r));
     jout_int(&j, "other_wire_bytes", (int64_t)other_bytes(r));
-    jout_int(&j, "kv_page_tokens", KV_PAGE_TOKENS);
+    jout_int(&j, "kv_page_tokens", r->ranks[0].kv_page_tokens);
     jout_str(&j, "replicated_weights", r->replicated_names != NULL ? r->replicated_names : "");
     jout_array(&j, "table");
     for (int i = 0; i < r->n_ranks; i++) rank_json(&j, r, i);

@@ -477,6 +477,9 @@ dcp_status session_report(struct session *s, struct session_rank_report *reports
     mine.kv_tokens = dcp_local_length(session_length(s), s->model->kv_ranks, s->model->kv_rank,
                                       s->opts.interleave);
     mine.kv_bytes = dcp_cache_bytes(s->f.cache, -1);
+    dcp_kv_view view;
+    DCP_TRY(dcp_cache_view(s->f.cache, 0, 0, &view));
+    mine.kv_page_tokens = view.page_tokens;
     /* Of the cache's memory; pages that no sequence has yet are on huge pages like the others. */
     const uint64_t huge_bytes = dcp_cache_huge_bytes(s->f.cache);
     mine.kv_huge_bytes = huge_bytes < mine.kv_bytes ? huge_bytes : mine.kv_bytes;

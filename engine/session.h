@@ -33,6 +33,7 @@ struct session_opts {
 struct session_rank_report {
     int64_t kv_tokens; /* keys of the sequence that this rank owns */
     uint64_t kv_bytes; /* pages in use, all layers */
+    int64_t kv_page_tokens;
     /* weight_bytes = share (split) + replicated, as the file stores them; token_embd counts once
      * where it is the output matrix too */
     uint64_t weight_bytes, weight_share_bytes, weight_replicated_bytes;

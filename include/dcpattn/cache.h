@@ -86,7 +86,8 @@ typedef struct dcp_cache_desc {
     int64_t value_dim;  /**< D; latent: the first value_dim columns of K, nothing is stored twice */
     uint32_t latent;
     dcp_dtype dtype;     /**< f32, f16, bf16 (default), int8, fp8 */
-    int64_t page_tokens; /**< a multiple of 32; 0 = 64 */
+    int64_t page_tokens; /**< a multiple of 32; 0: 64, or a power of two up to 1,024 that is at most
+                            1/32 of max_tokens / max_seqs / n_ranks (longer runs read faster) */
     int64_t max_tokens;  /**< of all sequences together, global count, a fork's share counted again:
                             address space is reserved for this rank's part (with slack of a page a
                             sequence), memory comes as it grows */

@@ -21,13 +21,25 @@ static dcp_status check_range(const char *name, int64_t value, int64_t low, int6
                      (long long)value, (long long)low, (long long)high);
 }
 
+/* A head's keys of a page are one run, and at its end memory's stream of lines starts anew: decode with
+ * 8 KV heads of 128 over 32K keys reads at 0.82 of a plain read's speed with pages of 64 tokens, 0.86
+ * with 256, 0.91 with 512, 0.92 with 1,024. So a page is what a sequence of its share of max_tokens
+ * may waste: a thirty-second. The same on all ranks. */
+static int64_t default_page(const dcp_cache_desc *d)
+{
+    enum { LEAST = 64, MOST = 1024, PAGES = 32 };
+    const int64_t own = d->max_tokens / (d->max_seqs > 0 ? d->max_seqs : 1) / d->n_ranks;
+    int64_t page = LEAST;
+    while (page < MOST && 2 * page * PAGES <= own) page *= 2;
+    return page;
+}
+
 /* Defaults filled in, everything in range. */
 static dcp_status read_desc(const dcp_cache_desc *desc, dcp_cache_desc *d)
 {
     DCP_TRY(dcp__struct_read("dcp_cache_create", "DCP_CACHE_DESC_INIT", desc,
                              DCP__STRUCT_UPTO(dcp_cache_desc, max_seqs), d, sizeof(*d)));
     if (d->interleave == 0) d->interleave = 1;
-    if (d->page_tokens == 0) d->page_tokens = 64;
     if (d->max_seqs == 0) d->max_seqs = 1;
     if (d->dtype == DCP_DTYPE_DEFAULT) d->dtype = DCP_BF16;
     const int64_t max_dim = 1 << 20; /* keeps every product below within int64 */
@@ -38,6 +50,7 @@ static dcp_status read_desc(const dcp_cache_desc *desc, dcp_cache_desc *d)
     DCP_TRY(check_range("n_kv_heads", d->n_kv_heads, 1, max_dim));
     DCP_TRY(check_range("key_dim", d->key_dim, 1, max_dim));
     DCP_TRY(check_range("value_dim", d->value_dim, 1, d->latent ? d->key_dim : max_dim));
+    if (d->page_tokens == 0) d->page_tokens = default_page(d);
     DCP_TRY(check_range("page_tokens", d->page_tokens, 32, max_dim));
     DCP_TRY(check_range("max_tokens", d->max_tokens, 1, INT64_MAX / 2));
     DCP_TRY(check_range("max_seqs", d->max_seqs, 1, INT32_MAX));

@@ -409,6 +409,36 @@ static void refuse(const dcp_cache_desc *d, const char *name)
     assert_non_null(strstr(dcp_last_error(), name));
 }
 
+/* Without a size: by what a sequence may hold here, the same on all ranks. */
+static void test_default_page(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t max_tokens, max_seqs;
+        int n_ranks;
+        int64_t page;
+    } cases[] = {{1, 1, 1, 64},       {4095, 1, 1, 64},    {4096, 1, 1, 128},
+                 {32767, 1, 1, 512},  {32768, 1, 1, 1024}, {1 << 20, 1, 1, 1024},
+                 {32768, 1, 2, 512},  {32768, 1, 8, 128},  {32768, 8, 1, 128},
+                 {32768, 0, 1, 1024}, {32768, 8, 3, 64},   {1 << 20, 1, 300, 64}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        for (int rank = 0; rank<cases[i].n_ranks; rank += cases[i].n_ranks> 8 ? 299 : 1) {
+            dcp_cache_desc d = small_desc();
+            d.page_tokens = 0;
+            d.n_ranks = cases[i].n_ranks;
+            d.rank = rank;
+            d.max_tokens = cases[i].max_tokens;
+            d.max_seqs = cases[i].max_seqs;
+            dcp_cache *c = NULL;
+            dcp_kv_view v;
+            assert_int_equal(dcp_cache_create(&d, &c), DCP_OK);
+            assert_int_equal(dcp_cache_view(c, 0, 0, &v), DCP_OK);
+            assert_int_equal(v.page_tokens, cases[i].page);
+            dcp_cache_destroy(c);
+        }
+    }
+}
+
 static void test_errors(void **state)
 {
     (void)state;
@@ -432,6 +462,7 @@ static void test_errors(void **state)
     REFUSE(dtype, (dcp_dtype)77);
     REFUSE(page_tokens, 48);
     REFUSE(page_tokens, 8);
+    REFUSE(page_tokens, -64);
     REFUSE(max_tokens, 0);
     REFUSE(max_seqs, -1);
 #undef REFUSE
@@ -532,10 +563,11 @@ static void test_conversions(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_growth),     cmocka_unit_test(test_pages_never_move),
-        cmocka_unit_test(test_huge_pages), cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_fork),       cmocka_unit_test(test_random),
-        cmocka_unit_test(test_errors),     cmocka_unit_test(test_conversions),
+        cmocka_unit_test(test_growth),       cmocka_unit_test(test_pages_never_move),
+        cmocka_unit_test(test_huge_pages),   cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_fork),         cmocka_unit_test(test_random),
+        cmocka_unit_test(test_default_page), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_conversions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -134,6 +134,7 @@ class BenchAttend(unittest.TestCase):
                                  ("product", ["--product-k", "300"], "--product-k"), ("attend", ["--isa", "mmx"], "--isa"),
                                  ("attend", ["--ranks", "x"], "--ranks"), ("attend", ["--threads", "99999"], "--threads"),
                                  ("attend", ["--heads", "9", "--kv-heads", "2"], "--heads"), ("oom", ["--window", "3"], "--window"),
+                                 ("attend", ["--page", "48"], "--page 48"), ("extend", ["--page", "16"], "--page"),
                                  ("oom", ["--comm", "threads"], "--comm"), ("oom", ["--cap", "1G", "--no-cap"], "--no-cap")):
             rc, out, err = run("bench", what, *args)
             self.assertEqual((rc, out), (2, ""), err)
