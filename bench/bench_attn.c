@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention kernels against the machine: bench_attn [threads [isa [filter [q]]]], q bf16 (default: its
- * values are bf16's) or f32.
+/* Attention kernels against the machine: bench_attn [threads [isa [filter [q]]]], q bf16 (default:
+ * its values are bf16's) or f32.
  *
  * Each thread attends with its own (sequence, KV head) pairs: no split, no merge, the kernel alone.
  * decode: bytes of K and V per second, beside a plain read of the same bytes. extend:

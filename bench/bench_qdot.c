@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products on quantised rows: bytes per second of every QDOT and QDOT16 line, beside a plain read of
- * the same bytes in the same rounds. usage: bench_qdot [threads [MiB [k [name part [tokens]]]]]
- * tokens: QDOT16 lines only, 1 to 8, one pass over the rows; the others take one token. From 16 MiB on
- * turns go round as many copies as make 1 GiB: one copy would be read out of the last-level cache.
- * Prints, per kernel: median and best GB/s, and the median's share of that of the better plain read,
- * with and without prefetch. */
+/* Products on quantised rows: bytes per second of every QDOT and QDOT16 line, beside a plain read
+ * of the same bytes in the same rounds. usage: bench_qdot [threads [MiB [k [name part [tokens]]]]]
+ * tokens: QDOT16 lines only, 1 to 8, one pass over the rows; the others take one token. From 16 MiB
+ * on turns go round as many copies as make 1 GiB: one copy would be read out of the last-level
+ * cache. Prints, per kernel: median and best GB/s, and the median's share of that of the better
+ * plain read, with and without prefetch. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -52,9 +52,9 @@ struct oom_report {
     struct oom_result form[OOM_FORMS];
 };
 
-/* Collective. Forms one after the other; a form that lacks memory, on whatever rank, is a result, not
- * an error. *is_agreed_out: some rank cannot even begin; all know it, each returns its own outcome,
- * and the group goes on. */
+/* Collective. Forms one after the other; a form that lacks memory, on whatever rank, is a result,
+ * not an error. *is_agreed_out: some rank cannot even begin; all know it, each returns its own
+ * outcome, and the group goes on. */
 dcp_status oom_run(dcp_group *g, const struct oom_case *c, struct oom_report *report,
                    bool *is_agreed_out);
 

@@ -110,8 +110,8 @@ dcp_status oom_predict(const struct oom_case *c, enum oom_form form, int n_ranks
 
 /* ---- steps that may lack memory ---- */
 
-/* Collective: DCP_OK on all, or why the first rank failed at step, on all. Lacking memory is what is
- * looked for; anything else is an error of the command. */
+/* Collective: DCP_OK on all, or why the first rank failed at step, on all. Lacking memory is what
+ * is looked for; anything else is an error of the command. */
 static dcp_status step(struct rank_state *r, const char *what, dcp_status st,
                        struct oom_result *out)
 {

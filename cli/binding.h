@@ -41,8 +41,9 @@ dcp_status binding_share(enum bind_mode mode, const struct topology_cores *cores
                          int n_local, int local, int n_threads, struct binding *out);
 
 /* Collective: this rank's binding among the ranks of its host; n_threads 0: the usable CPUs shared
- * out. Where a launcher has bound the ranks already, each to CPUs of its own, a rank's share is what
- * it was given. What comes of it is each rank's own (hosts differ): let the ranks agree on it. */
+ * out. Where a launcher has bound the ranks already, each to CPUs of its own, a rank's share is
+ * what it was given. What comes of it is each rank's own (hosts differ):
+ * let the ranks agree on it. */
 dcp_status binding_choose(dcp_group *g, enum bind_mode mode, int n_threads, struct binding *out);
 /* Collective: a pool of n_threads of this rank, bound so. */
 dcp_status binding_pool(dcp_group *g, enum bind_mode mode, int n_threads, dcp_pool **pool_out);

@@ -99,7 +99,8 @@ static bool stdout_is_ready(void)
 
 /* Append to the answer and print what is whole: a character may come in several tokens. A reader
  * that does not read (a pager, a stopped terminal) must not hold up the ranks, whose waits for this
- * one have a deadline: until the last call text is kept instead, and goes out when there is room. */
+ * one have a deadline: until the last call text is kept instead,
+ * and goes out when there is room. */
 static dcp_status say(struct speaker *s, int32_t id, bool is_last)
 {
     const char *piece = "";

@@ -69,7 +69,8 @@ bool command_parse(const struct command_def *cmd, int argc, char **argv, void *v
  * EXIT_USAGE. */
 int usage_error(const struct command_def *cmd, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
-/* Prints this thread's last error; returns EXIT_FAILED. Under an MPI launcher rank 0 comes first. */
+/* Prints this thread's last error; returns EXIT_FAILED.
+ * Under an MPI launcher rank 0 comes first. */
 int failed(void);
 /* Usage error, said: what ("-o") would replace the input file. Regular files only, links seen
  * through. A path that is NULL: false. */
@@ -100,7 +101,8 @@ dcp_status read_file(const char *path, char **bytes_out, size_t *n_bytes_out);
 int finish_stdout(int exit_code);
 /* Flushes stdout in the middle; false once anything got lost. */
 bool flush_stdout(void);
-/* All of stdout in large pieces, so that a failing write tells its cause. Call before any output. */
+/* All of stdout in large pieces, so that a failing write tells its cause.
+ * Call before any output. */
 void begin_stdout(void);
 /* True if what got lost did because the reader of a pipe has closed it. */
 bool stdout_has_no_reader(void);

@@ -105,8 +105,8 @@ struct model_file {
     struct tokenizer *tokenizer;
     int64_t trained_context; /* 0 = the file does not say */
 };
-/* The file of a model: name itself if there is such a file or it looks like a path, else a name in the
- * cache. */
+/* The file of a model: name itself if there is such a file or it looks like a path, else a name in
+ * the cache. */
 dcp_status model_path(const char *name, char *path, size_t n_bytes);
 dcp_status model_open(const char *name_or_path, struct model_file *m);
 void model_close(struct model_file *m);

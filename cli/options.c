@@ -272,8 +272,8 @@ static void print_option(FILE *to, const char *left, const char *help)
     message_fold(to, head, INDENT, help);
 }
 
-/* Lines of a text as paragraphs: one that begins with two spaces is an item of a list, one with more
- * goes on with it. Line ends inside of a paragraph are spaces. */
+/* Lines of a text as paragraphs: one that begins with two spaces is an item of a list, one with
+ * more goes on with it. Line ends inside of a paragraph are spaces. */
 static void print_paragraphs(FILE *to, const char *text)
 {
     enum { ITEM_INDENT = 14 };

@@ -46,7 +46,8 @@ const float *forward_own_y(struct forward *f)
 /* --- begin and end of the pass --- */
 
 /* x (n, d) from row at = rows ids of the embedding. Each rank fills in the rows of its own part of
- * the vocabulary, sorted by rank into one long row, which is gathered; all ranks know the counts. */
+ * the vocabulary, sorted by rank into one long row, which is gathered;
+ * all ranks know the counts. */
 static dcp_status embed(struct forward *f, const int32_t *ids, int64_t at, int64_t n,
                         enum fence fence)
 {
@@ -105,8 +106,8 @@ static void begin_chunk(struct forward *f, int64_t n, int64_t pos0, bool needs_a
     for (int i = 0; i < m->cfg.n_ropes; i++) f->cos_sin_row0[i] = -1;
 }
 
-/* Tables are known by their first row alone: before attention every tile of a chunk that begins there
- * has the same rows, and that is where turns are needed. */
+/* Tables are known by their first row alone: before attention every tile of a chunk that begins
+ * there has the same rows, and that is where turns are needed. */
 const float *forward_angles(struct forward *f, int i)
 {
     const struct model_config *c = &f->model->cfg;

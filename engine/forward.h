@@ -4,7 +4,8 @@
  *
  * Every rank holds the residual x [T, d] of all tokens. A product is split by its output columns
  * and the columns are gathered, so that each sum runs whole on one rank and its bits do not depend
- * on N. A layer walks the chunk's rows twice, in tiles of B rows, with attention of all rows between:
+ * on N. A layer walks the chunk's rows twice, in tiles of B rows,
+ * with attention of all rows between:
  *
  *   before   q       own query heads                 (T, H_r, Dk)
  *            k, v    all KV heads of own tokens      (B_own, Hkv, Dk | D) -> own cache
@@ -32,7 +33,8 @@
 #include "engine/elementwise.h"
 #include "engine/model.h"
 
-/* B by default: weights are read once a tile, and a tile of as many rows keeps the CPU busy with products. */
+/* B by default: weights are read once a tile,
+ * and a tile of as many rows keeps the CPU busy with products. */
 enum { FORWARD_TILE_ROWS = 512 };
 
 struct forward_times {
@@ -117,8 +119,8 @@ struct forward {
 size_t forward_bytes(const struct model *m, int64_t interleave, int64_t max_tokens,
                      int64_t tile_rows);
 /* Buffers for chunks of max_tokens; group, model, pool, linear, attend, cache, interleave,
- * max_tokens and tile_rows are set by the caller before. The first part is local, so that its failure can be told
- * to peers before they wait; the second is collective. */
+ * max_tokens and tile_rows are set by the caller before. The first part is local, so that its
+ * failure can be told to peers before they wait; the second is collective. */
 dcp_status forward_init_own(struct forward *f);
 dcp_status forward_init_group(struct forward *f);
 void forward_fini(struct forward *f); /* collective where the group still works */
@@ -142,9 +144,9 @@ void forward_norm(struct forward *f, const float *w);
 dcp_status forward_qkv(struct forward *f, int64_t l);
 /* q, k each head normed by w->q_norm, w->k_norm. */
 void forward_qk_norm(struct forward *f, int64_t l);
-/* The angles of rope number i for the tile's rows: (n_rows, rope_dims). Made where they are not there
- * yet: once a chunk that is one tile, else once a layer and tile, which is little beside the layer's
- * products. */
+/* The angles of rope number i for the tile's rows: (n_rows, rope_dims). Made where they are not
+ * there yet: once a chunk that is one tile, else once a layer and tile, which is little beside the
+ * layer's products. */
 const float *forward_angles(struct forward *f, int i);
 /* Rotates q and k. */
 void forward_rope(struct forward *f, int64_t l);

@@ -8,10 +8,11 @@
  *                chosen 3,1  0,3  0,2        pairs   1 2  | 0 | 2  |  0 1     P = 3 * 2
  *
  *   h        (P, d_expert) = act(gate x) * up x, an expert's pairs at a time, own columns, gathered
- *   a        own columns: the shared experts' part, then weight * down h, expert by expert; gathered
+ *   a        own columns: the shared experts' part, then weight * down h, expert by expert;
+ *            gathered
  *
- * Every rank works on every chosen expert with its own columns: the load is even whatever is chosen,
- * and a sum's bits do not depend on N. */
+ * Every rank works on every chosen expert with its own columns: the load is even whatever is
+ * chosen, and a sum's bits do not depend on N. */
 #include <math.h>
 #include <string.h>
 

@@ -17,9 +17,9 @@ static inline dcp_status forward_product(struct forward *f, const struct weight 
 }
 
 /* Every rank's columns of buf (n, width) become whole on every rank, timed. LOOSE where another
- * collective call lies between this gather and the next write to buf (o, a, h inside the layers: the
- * next gather or attention): a barrier less, 4 a layer. FENCED before what writes at once: the next
- * tile or chunk's embedding after the last layer, the next tile of logits. */
+ * collective call lies between this gather and the next write to buf (o, a, h inside the layers:
+ * the next gather or attention): a barrier less, 4 a layer. FENCED before what writes at once: the
+ * next tile or chunk's embedding after the last layer, the next tile of logits. */
 enum fence { LOOSE, FENCED };
 dcp_status forward_gather(struct forward *f, float *buf, int64_t n, int64_t width,
                           const size_t *col_off_bytes, enum fence fence);

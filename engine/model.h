@@ -36,8 +36,8 @@ struct rope_config {
 /* Multi-head latent attention: keys and values of all heads come from one latent vector a token.
  * Absorbed: the latent and the rotated key are the cache (one KV head), W_UK goes into q, W_UV
  * follows attention. Projected: so too, but W_UV is applied to each rank's partial before they are
- * merged: v values a head move in place of kv_rank, every rank holds all heads' W_UV. Expanded: keys
- * and values of every head are the cache. */
+ * merged: v values a head move in place of kv_rank, every rank holds all heads' W_UV. Expanded:
+ * keys and values of every head are the cache. */
 enum mla_form { MLA_ABSORBED, MLA_PROJECTED, MLA_EXPANDED, N_MLA_FORMS };
 struct mla_config {
     int64_t kv_rank;            /* 0 = the model has none of this */

@@ -7,12 +7,12 @@
  *              attn_kv_b [H][nope + v][kv_rank]           attn_k_b [H][kv_rank][nope], attn_v_b
  *                |  W_UK[0] | W_UV[0] | W_UK[1] ...         W_UK[h] transposed     [H][v][kv_rank]
  *
- * A file has either the one tensor or the two. The expanded form multiplies by W_UK as it stands and
- * for all heads, as a rank makes all heads' keys of its tokens; the others by its transpose, for the
- * rank's own heads. W_UV is wanted as it stands, of own heads (absorbed) or all (expanded); where
- * the partials are projected, of all heads, turned, in floats. What the file has the other way round
- * is turned here, head by head; quantised blocks run along rows and cannot be turned, so they become
- * floats. */
+ * A file has either the one tensor or the two. The expanded form multiplies by W_UK as it stands
+ * and for all heads, as a rank makes all heads' keys of its tokens; the others by its transpose,
+ * for the rank's own heads. W_UV is wanted as it stands, of own heads (absorbed) or all (expanded);
+ * where the partials are projected, of all heads, turned, in floats. What the file has the other
+ * way round is turned here, head by head; quantised blocks run along rows and cannot be turned, so
+ * they become floats. */
 #include <stdio.h>
 #include <string.h>
 

@@ -59,8 +59,8 @@ dcp_status st_writer_create(const char *path, const struct st_decl *decls, int n
 dcp_status st_writer_probe(const char *path);
 /* Bytes of the tensors one after the other in declared order. */
 dcp_status st_writer_append(struct st_writer *w, const void *data, size_t n_bytes);
-/* Checks that every byte came, then the file appears under its name (fsync is not done); a device or
- * FIFO has it by then. On failure nothing is left.
+/* Checks that every byte came, then the file appears under its name (fsync is not done); a device
+ * or FIFO has it by then. On failure nothing is left.
  * Frees w either way. */
 dcp_status st_writer_finish(struct st_writer *w);
 void st_writer_abandon(struct st_writer *w); /* takes NULL */

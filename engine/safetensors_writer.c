@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writer of safetensors files. A reader never sees half a file, and a killed writer leaves none: the
- * data goes to a file without a name in the target's folder, which gets its name when whole. Where
- * the file system has no such files it is PATH.tmp.PID, renamed when whole.
+/* Writer of safetensors files. A reader never sees half a file, and a killed writer leaves none:
+ * the data goes to a file without a name in the target's folder, which gets its name when whole.
+ * Where the file system has no such files it is PATH.tmp.PID, renamed when whole.
  *
  * Links are followed. A device or a FIFO is written to as it is: replacing it would delete it. */
 #include <errno.h>

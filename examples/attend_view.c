@@ -9,10 +9,10 @@
  * sequences run in one batch: a prompt's chunk of 24 tokens, and 3 tokens of a speculative draft.
  * The result is compared with plain attention over all keys in double precision.
  *
- * It is as close as float32 is, but where the CPU has AMX: there a sequence of a bf16 cache with more
- * than 32 rows (new tokens x query heads of a KV head: here the chunk has 96, the draft 12) gets its
- * softmax weights cut to bf16, by 2^-8 of each at most but for a factor, and divided by the sum of the cut
- * ones. DCP_ATTN_ISA=avx512 keeps AMX out. */
+ * It is as close as float32 is, but where the CPU has AMX: there a sequence of a bf16 cache with
+ * more than 32 rows (new tokens x query heads of a KV head: here the chunk has 96, the draft 12)
+ * gets its softmax weights cut to bf16, by 2^-8 of each at most but for a factor, and divided by
+ * the sum of the cut ones. DCP_ATTN_ISA=avx512 keeps AMX out. */
 #include <math.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -213,8 +213,8 @@ static double worst_error(int s, int64_t row)
     return worst;
 }
 
-/* What that may be. Values lie within (-1, 1), so they are 1 from their mean in the mean at most, and
- * those of a rank's own keys, about a mean of their own, twice that. */
+/* What that may be. Values lie within (-1, 1), so they are 1 from their mean in the mean at most,
+ * and those of a rank's own keys, about a mean of their own, twice that. */
 static double most_error(int s)
 {
     const bool is_rounded = strstr(kernel, "amx") != NULL && n_new[s] * (N_HEADS / N_KV_HEADS) > 32;

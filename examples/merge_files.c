@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Partials that were dumped to files, merged in one process: was the merge of an engine right?
- * (`dcp-attn merge` does this for safetensors files.) A file is T x H x D floats, then T x H natural
- * LSEs, as fwrite leaves them.
+ * (`dcp-attn merge` does this for safetensors files.) A file is T x H x D floats, then T x H
+ * natural LSEs, as fwrite leaves them.
  *
  *   merge_files T H D merged.bin rank0.bin rank1.bin ...        without arguments: checks itself */
 #include <dcpattn/dcpattn.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Damaged GGUF files: refused with a reason, or opened with a directory that stays inside the file. */
+/* Damaged GGUF files: refused with a reason,
+ * or opened with a directory that stays inside the file. */
 #include "engine/gguf.h"
 #include "fuzz/fuzz_driver.h"
 

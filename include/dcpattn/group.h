@@ -7,11 +7,11 @@
  *   mpi       ranks are those of an MPI communicator (dcpattn/mpi.h, a shared object of its own)
  *   custom    whatever carries bytes: a table of the caller's (dcp_transport)
  *
- * Every wait has the group's deadline. Its text names the ranks that this one still waited for, and of
- * many how many more there are; in an exchange (mpi between hosts, custom) some of them may only be
- * waiting for another themselves: the late rank is the one that the texts of all others name. After a
- * failure the group is poisoned: every later call on it returns DCP_ERR_POISONED and names the first
- * cause; only dcp_group_destroy is useful then. One
+ * Every wait has the group's deadline. Its text names the ranks that this one still waited for, and
+ * of many how many more there are; in an exchange (mpi between hosts, custom) some of them may only
+ * be waiting for another themselves: the late rank is the one that the texts of all others name.
+ * After a failure the group is poisoned: every later call on it returns DCP_ERR_POISONED and names
+ * the first cause; only dcp_group_destroy is useful then. One
  * thread at a time per handle: a second concurrent call is refused with DCP_ERR_BUSY.
  *
  * A collective call that one rank cannot take part in (an argument refused, no memory) fails on

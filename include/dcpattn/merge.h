@@ -28,8 +28,8 @@
  * Non-finite payloads of rows that are not empty: taken as 0 (default), propagated, or an error, by
  * desc.nonfinite. They are counted under each policy, as group totals, each value once whatever the
  * cut. An LSE of NaN or +inf is no such value: its row is empty under "error", too (and counted in
- * lse_bad). With "error" every rank gets DCP_ERR_NONFINITE naming the smallest (token, head, rank); the
- * result is then undefined, in place the own slice too, and the group stays usable.
+ * lse_bad). With "error" every rank gets DCP_ERR_NONFINITE naming the smallest (token, head, rank);
+ * the result is then undefined, in place the own slice too, and the group stays usable.
  *
  * Base. The LSEs are natural logs or base-2 logs, and the caller must say which: read the wrong way
  * there is no error and no NaN, only other numbers. The merged LSE is in the same base.
@@ -177,8 +177,8 @@ typedef struct dcp_merge_args {
             NULL                                                                                   \
     }
 
-/** Of one run. Non-finite values and LSEs are counted over the group, the same on all ranks; bytes and
- *  messages are this rank's. */
+/** Of one run. Non-finite values and LSEs are counted over the group, the same on all ranks; bytes
+ *  and messages are this rank's. */
 typedef struct dcp_merge_stats {
     int64_t nonfinite_values; /**< payload values of parts of positive weight that were NaN or
                                  infinite, each once */

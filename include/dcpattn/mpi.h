@@ -23,12 +23,12 @@ extern "C" {
  *  @param[in]  opts       NULL = defaults; the same on all ranks
  *  @param[out] group_out  written on success only; on failure no rank gets a group
  *  @return DCP_ERR_ARG (MPI not initialised, bad options), DCP_ERR_SYS (an MPI call failed),
- *          DCP_ERR_NOMEM, DCP_ERR_NOT_SUPPORTED (library and module of different versions; or another MPI's
- *          launcher has started several processes, each a world of one rank: MPICH's sets PMI_SIZE,
- *          Open MPI's OMPI_COMM_WORLD_SIZE; who wants such a world of one unsets that variable),
- *          DCP_ERR_MISMATCH (ranks_per_host differs), DCP_ERR_PEER (another rank failed),
- *          DCP_ERR_TIMEOUT: a rank did not call it within the deadline; comm cannot be used for
- *          another attempt then, since MPI still waits for that rank in it
+ *          DCP_ERR_NOMEM, DCP_ERR_NOT_SUPPORTED (library and module of different versions; or
+ *          another MPI's launcher has started several processes, each a world of one rank: MPICH's
+ *          sets PMI_SIZE, Open MPI's OMPI_COMM_WORLD_SIZE; who wants such a world of one unsets
+ *          that variable), DCP_ERR_MISMATCH (ranks_per_host differs), DCP_ERR_PEER (another rank
+ *          failed), DCP_ERR_TIMEOUT: a rank did not call it within the deadline; comm cannot be
+ *          used for another attempt then, since MPI still waits for that rank in it
  *  Ownership: dcp_group_destroy, before MPI_Finalize.  Threads: one thread per handle; MPI must
  * have been initialised for the threads that use groups.  Collective: yes, over comm. Failure later
  * on: a late peer is DCP_ERR_TIMEOUT and named (in a group of more than 64 ranks on several hosts

@@ -128,7 +128,8 @@ void dcp__cpu_detect(struct dcp__cpu *cpu_out)
 
 dcp_isa dcp__cpu_best_isa(const struct dcp__cpu *cpu)
 {
-    /* The kernels' vectors round to bf16 between tiles; CPUs with tiles have AVX-512 BF16 as well. */
+    /* The kernels' vectors round to bf16 between tiles;
+     * CPUs with tiles have AVX-512 BF16 as well. */
     if (cpu->amx_bf16 && cpu->avx512_bf16) return DCP_ISA_AMX;
     if (cpu->avx512) return DCP_ISA_AVX512;
     if (cpu->avx2 && cpu->fma && cpu->f16c) return DCP_ISA_AVX2;

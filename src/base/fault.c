@@ -115,8 +115,9 @@ dcp_status dcp__fault_load(enum dcp__fault_kind *kind_out, int *rank_out)
 
 enum { STEP_NS = 10000000, PAUSE_NS = 500000000 };
 
-/* A longer gap than PAUSE_NS is a sleep of the whole run (Ctrl-Z, a suspended machine) and counts as
- * that: those who wait for this rank count theirs so, and what is too late for them must stay it. */
+/* A longer gap than PAUSE_NS is a sleep of the whole run (Ctrl-Z, a suspended machine) and counts
+ * as that: those who wait for this rank count theirs so,
+ * and what is too late for them must stay it. */
 static void delay(double s)
 {
     int64_t left = (int64_t)(s * 1e9), last = dcp__now_ns();

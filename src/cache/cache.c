@@ -90,8 +90,8 @@ static int64_t count_pages(const dcp_cache_desc *d)
     return own / d->page_tokens + d->max_seqs + 1;
 }
 
-/* *at_out = where a part of so many bytes begins, 64-byte aligned, behind what there is; false where
- * that leaves the address space. */
+/* *at_out = where a part of so many bytes begins, 64-byte aligned, behind what there is; false
+ * where that leaves the address space. */
 static bool add_part(size_t *total, size_t rows, size_t row_bytes, size_t *at_out)
 {
     size_t bytes;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of a cache: the arena of pages (pages.c), the sequences over it (cache.c), what they hold
- * (cache_data.c, convert.c). */
+/* The parts of a cache: the arena of pages (pages.c), the sequences over it (cache.c), what they
+ * hold (cache_data.c, convert.c). */
 #ifndef DCP_CACHE_CACHE_PRIV_H
 #define DCP_CACHE_CACHE_PRIV_H
 
@@ -58,7 +58,8 @@ dcp_status dcp__cache_find_seq(const dcp_cache *c, int64_t seq, const char *call
                                struct dcp__cache_seq **s_out);
 /* Positions of 0..length-1 that this rank owns. */
 int64_t dcp__cache_own_length(const dcp_cache *c, int64_t length);
-/* Before entry `at` of the block table is written: if others hold the page, put a copy in its place. */
+/* Before entry `at` of the block table is written:
+ * if others hold the page, put a copy in its place. */
 dcp_status dcp__cache_make_private(dcp_cache *c, struct dcp__cache_seq *s, int64_t at);
 
 /* dst[i] = src[i] rounded to nearest even, dst of type t: f32, f16, bf16. */

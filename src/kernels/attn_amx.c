@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Partial attention on AMX tiles, bf16 keys and values: which kernel, and the rows that tiles cannot
- * do.
+/* Partial attention on AMX tiles, bf16 keys and values: which kernel, and the rows that tiles
+ * cannot do.
  *
  *     call_rows <= AMX_FEW_ROWS   attn_few_amx.c    memory-bound, float32-grade
  *     more                        attn_many_amx.c   compute-bound; weights rounded to bf16
@@ -8,14 +8,15 @@
  * by the rows of the whole call, never by those of this job, which a memory limit may have cut.
  *
  * Tiles multiply all by all: where a row may not see a key its weight is 0, and 0 times NaN or
- * infinity is NaN; a part of q may be 0 and the key infinite. Both can only make a result not finite
- * that should be finite, never another number. So rows whose result is not finite are done again:
+ * infinity is NaN; a part of q may be 0 and the key infinite. Both can only make a result not
+ * finite that should be finite, never another number.
+ * So rows whose result is not finite are done again:
  *
  *     tiles, whole job -> tiles, the row alone -> AVX-512, the row
  *
  * What a row gets is then its own business: the result of the second where that is finite, else of
- * the third. (A token's rows together would not do: whether q has a second part is up to all rows of a
- * job, and where it has none no 0 meets an infinite key.) */
+ * the third. (A token's rows together would not do: whether q has a second part is up to all rows
+ * of a job, and where it has none no 0 meets an infinite key.) */
 #include <math.h>
 
 #include "kernels/attn_amx_priv.h"

@@ -3,8 +3,8 @@
  *
  * Bits. A row's scores, weights and sums never meet another row's: rows are rows or columns of a
  * tile product, and those do not mix. A key that a row does not see has weight 0 there, and 0 times
- * a number changes no bit; 0 times NaN or infinity does, so a row whose result is not finite is done
- * again (attn_amx.c). */
+ * a number changes no bit; 0 times NaN or infinity does, so a row whose result is not finite is
+ * done again (attn_amx.c). */
 #ifndef DCP_KERNELS_ATTN_AMX_PRIV_H
 #define DCP_KERNELS_ATTN_AMX_PRIV_H
 

@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Few rows: decoding. Part of attn_tpl.h.
  *
- * What counts is that memory never waits, and that as little as possible is done beside: K and V are
- * two streams, each read row after row, line after line, and asked for some KiB ahead. So the scores
- * of the next block are computed between the values of this one, 16 keys of each in turn:
+ * What counts is that memory never waits, and that as little as possible is done beside: K and V
+ * are two streams, each read row after row, line after line, and asked for some KiB ahead. So the
+ * scores of the next block are computed between the values of this one, 16 keys of each in turn:
  *
  *     K   b+1:  0-15 |        16-31 |         ...   softmax of b+1
  *     V   b  :       | 0-15         | 16-31
  *
- * Each line is asked for twice: a block ahead into L2, then about 2 KiB ahead into L1. A line on its
- * way from memory holds one of few L1 fill buffers; what the hardware fetches into L2 by itself
+ * Each line is asked for twice: a block ahead into L2, then about 2 KiB ahead into L1. A line on
+ * its way from memory holds one of few L1 fill buffers; what the hardware fetches into L2 by itself
  * holds none, but it runs only some lines ahead of an access and not over the end of a 4 KiB page.
  * So the first request goes through two parts of the block by turns: more lines are on their way at
  * once.
  *
- * A score is a sum of 16 chains: K stays in its natural rows, q lies in the order of their loads, and
- * the sums of 16 scores are added up together.
+ * A score is a sum of 16 chains: K stays in its natural rows, q lies in the order of their loads,
+ * and the sums of 16 scores are added up together.
  *
- *     key row   | d 0..15 | d 16..31 | ...        lane i of a sum: dims i, 16 + i, ... (bf16: 2i and
- *     q row     |    *    |    *     |            2i + 1 of every 32), then its halves of 16, 8, 4, 2
+ *     key row   | d 0..15 | d 16..31 | ...      lane i of a sum: dims i, 16 + i, ... (bf16: 2i and
+ *     q row     |    *    |    *     |          2i + 1 of every 32), then its halves of 16, 8, 4, 2
  *
- * Turning K on its side instead, as many rows do, takes 1.4 times the instructions (101 and 72 a key
- * of 128 bf16 with 4 rows, AVX-512, requests included).
+ * Turning K on its side instead, as many rows do, takes 1.4 times the instructions (101 and 72 a
+ * key of 128 bf16 with 4 rows, AVX-512, requests included).
  *
  * V is widened on the fly; even and odd dims of bf16 values stay apart in o (load_values) until
  * tile_end. */

@@ -28,8 +28,8 @@ struct ahead {
     const char *const *near;
     const char *const *far; /* [DCP__ATTN_KEY_BLOCK] */
 };
-/* The first half of a block and the second take turns on the way to L2: two runs of rows are in more
- * pages than one, and what the hardware fetches by itself ends with a page. */
+/* The first half of a block and the second take turns on the way to L2: two runs of rows are in
+ * more pages than one, and what the hardware fetches by itself ends with a page. */
 ATTN_INLINE void prefetch_at(const struct ahead *ahead, int64_t row, int64_t at)
 {
     const int64_t far_row = (row & 1) * (DCP__ATTN_KEY_BLOCK / 2) + (row >> 1);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Partial attention on AMX tiles, many rows (extend; absorbed MLA with many heads).
  *
- * Idea. Row tiles of 16 rows go in pairs, keys in items of 32; blocks of 256 keys. Scores of an item
- * are a 2 x 2 block of tiles, and the softmax of the item before runs between their products:
+ * Idea. Row tiles of 16 rows go in pairs, keys in items of 32; blocks of 256 keys. Scores of an
+ * item are a 2 x 2 block of tiles, and the softmax of the item before runs between their products:
  *
  *     S^T [32 keys][2 x 16 rows] = K * Q^T          K [16 keys][32 dims] is A, Q^T, packed once, B
  *
@@ -12,43 +12,45 @@
  *
  * Up to 256 rows ("late", what absorbed MLA decodes with) keys are the more, else rows:
  *
- *              late: item by item, pair by pair in it       else: pair by pair, item by item in it
- *     K        natural rows; the next item's come to L2      packed to tiles at the block's start, read
- *              meanwhile                                    at memory's speed for all pairs
- *     P        [16 rows][32 keys], an A tile: P^T turned    [16 key pairs][16 rows][2], a B tile: two
- *                                                           rows of S^T, weighted, interleaved
- *     V        [16 key pairs][16 dims][2], a B tile: 1      [16 dims][32 keys], an A tile: V^T, 5
- *              shuffle per 64 bytes, as the item passes     shuffles per 64 bytes, in the first pair
- *     O        += P V, at the block's end, V in L1          += V^T P^T, a dim tile at a time under the
- *                                                           items of the next pair, P in L1
+ *     late: item by item, pair by pair in it          else: pair by pair, item by item in it
+ *     K   natural rows; the next item's come to L2    packed to tiles at the block's start, read
+ *         meanwhile                                   at memory's speed for all pairs
+ *     P   [16 rows][32 keys], an A tile: P^T turned   [16 key pairs][16 rows][2], a B tile: two
+ *                                                     rows of S^T, weighted, interleaved
+ *     V   [16 key pairs][16 dims][2], a B tile: 1     [16 dims][32 keys], an A tile: V^T, 5
+ *         shuffle per 64 bytes, as the item passes    shuffles per 64 bytes, in the first pair
+ *     O   += P V, at the block's end, V in L1         += V^T P^T, a dim tile at a time under the
+ *                                                     items of the next pair, P in L1
  *
  * Both add the same products in the same order: which is taken changes no bit.
  *
- * The maximum: none is computed. A row's reference is an integer and stays as long as the weights of
- * an item sum to less than 2^40; else (and at a row's first keys) it is moved to the item's maximum,
- * what was summed is multiplied by a power of two, and the item's softmax is done again.
+ * The maximum: none is computed. A row's reference is an integer and stays as long as the weights
+ * of an item sum to less than 2^40; else (and at a row's first keys) it is moved to the item's
+ * maximum, what was summed is multiplied by a power of two, and the item's softmax is done again.
  *
  * Accuracy. Weights are cut to bf16 (by 2^-8 of each at most around a factor that all have, rms
- * 0.0018), and divided by the sum of what is left of them, so an error is relative to how values spread, not to their size; lse is of the weights
- * before the cut, which are good to 2.7e-6. q keeps 2^-17 in two bf16 parts; where bf16 holds all of a
- * job's q, as engines in bf16 give it, the second part is nothing and is left out, which changes no
- * bit either.
+ * 0.0018), and divided by the sum of what is left of them, so an error is relative to how values
+ * spread, not to their size; lse is of the weights before the cut, which are good to 2.7e-6. q
+ * keeps 2^-17 in two bf16 parts; where bf16 holds all of a job's q, as engines in bf16 give it, the
+ * second part is nothing and is left out, which changes no bit either.
  *
- * Instructions for 16 keys and 16 rows, n = Dk / 32 (twice that where q has two parts), m = Dv / 32:
+ * Instructions for 16 keys and 16 rows; n = Dk / 32 (twice that where q has two parts),
+ * m = Dv / 32:
  *     products   n + m                  8 at 128/128, MLA 34; with two parts 12 and 52
  *     loads      as many                half of them stream (t1), the others stay in L1
  *     vectors    16 x 10.5              (2^z 7, z 1, sum 1, cut 1, sum of the cut 0.5)
  * Tiles are counted from the code (tests/kernels/test_attn_amx.c prints the counts).
  *
- * Speed (an AMX server of 2.6 GHz, one thread, bench_attn, 4,096 keys from memory, q in bf16), share
- * of the 2.66 TFLOP/s that products reach on random tiles:
+ * Speed (an AMX server of 2.6 GHz, one thread, bench_attn, 4,096 keys from memory, q in bf16),
+ * share of the 2.66 TFLOP/s that products reach on random tiles:
  *     128/128, 256 tokens of 4 heads 0.43, 512 of 8 0.41; q in two parts 0.34
  *     MLA 576/512 of 96 heads: 1 token 0.34, 2 tokens 0.45; q in two parts 0.27, 0.34
- * What is left, each tried alone: QK from L2 takes 7 to 8 ns a product where 6 is the peak; a softmax
- * is free under two products for each pair of keys and costs its own time under one for two, as
- * vectors have one of two ports while tiles run; MLA's keys take 17.5 us a block to read, 14.8 us to
- * multiply from L2, and 35 us for both at once: lines from memory and tiles from L2 want the same 16
- * buffers. Packing MLA's keys in front of their products, in blocks or items, costs more than it gains.
+ * What is left, each tried alone: QK from L2 takes 7 to 8 ns a product where 6 is the peak; a
+ * softmax is free under two products for each pair of keys and costs its own time under one for
+ * two, as vectors have one of two ports while tiles run; MLA's keys take 17.5 us a block to read,
+ * 14.8 us to multiply from L2, and 35 us for both at once: lines from memory and tiles from L2 want
+ * the same 16 buffers. Packing MLA's keys in front of their products, in blocks or items, costs more
+ * than it gains.
  *
  * Files: attn_many_soft_amx.h softmax and values' tiles, attn_many_loops_amx.h the products.
  * Limits: passes of dcp__attn_amx_rows_most rows. Scratch per dcp__attn_amx_many_bytes. */
@@ -199,8 +201,8 @@ static bool is_pair_seeing(const struct many *m, const struct pair *pair, int n_
     return false;
 }
 
-/* Many rows: pair by pair, and the values of one a slice at a time under the scores of the next, once
- * its last weights are there. */
+/* Many rows: pair by pair, and the values of one a slice at a time under the scores of the next,
+ * once its last weights are there. */
 static void attend_block(struct many *m, int64_t begin)
 {
     struct items items;

@@ -100,7 +100,8 @@ struct pair {
     int64_t n_items; /* of the block, up to its last */
 };
 
-/* 32 dims and one row tile or two: C 0-3. O^T += V^T P^T, V^T streams; late: O += P V, P streams. */
+/* 32 dims and one row tile or two: C 0-3. O^T += V^T P^T, V^T streams; late:
+ * O += P V, P streams. */
 AMX_INLINE void values_block(struct many *m, const struct pair *pair, int64_t d, bool two,
                              bool is_late)
 {
@@ -151,8 +152,9 @@ AMX_INLINE void values_block(struct many *m, const struct pair *pair, int64_t d,
 /* ---- the loops where the time goes ---- */
 
 /* Plain softmax (no mask, no cap), two row tiles, and so many pairs of keys after each product that
- * they come out even: what is counted is not asked for. K is packed (not late). State in registers from end to end: with it
- * in struct soft, or with more than these pointers alive, compilers keep half of it on the stack. */
+ * they come out even: what is counted is not asked for. K is packed (not late). State in registers
+ * from end to end: with it in struct soft, or with more than these pointers alive,
+ * compilers keep half of it on the stack. */
 struct steps {
     const char *k0, *k1;
     const char *q0, *q1;
@@ -297,8 +299,8 @@ static __attribute__((noinline)) void hot_values(float *o0, float *o1, const cha
 #undef HOT_ODD
 #undef HOT_SCORES
 
-/* Scores of now to s; softmax of before, if there is one: its first tile under the first half of the
- * steps, its second under the others. */
+/* Scores of now to s; softmax of before, if there is one: its first tile under the first half of
+ * the steps, its second under the others. */
 AMX_INLINE void scores_over_soft(struct many *m, const struct item *now, float *s,
                                  const struct item *before, const struct kind kind)
 {

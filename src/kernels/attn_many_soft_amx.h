@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a pass of the many-row AMX kernel holds, the softmax of an item, and values as tiles. Part of
- * attn_many_amx.c, which says what all this is. */
+/* What a pass of the many-row AMX kernel holds, the softmax of an item, and values as tiles. Part
+ * of attn_many_amx.c, which says what all this is. */
 #ifndef DCP_KERNELS_ATTN_MANY_SOFT_AMX_H
 #define DCP_KERNELS_ATTN_MANY_SOFT_AMX_H
 
@@ -48,8 +48,8 @@ struct many {
     char *kp; /* not late: K's tiles, [N_GROUPS][k_steps] */
     struct amx_keys k[N_GROUPS];
     int64_t k_step; /* bytes from a tile of K to that of the next dims */
-    /* V's tiles in the making: parts, which are halves of 32 keys x 32 dims, [KEY_STEPS][v_steps][2],
-     * or, late, key pairs x 32 dims, [KEYS / 2][v_steps] */
+    /* V's tiles in the making: parts, which are halves of 32 keys x 32 dims,
+     * [KEY_STEPS][v_steps][2], or, late, key pairs x 32 dims, [KEYS / 2][v_steps] */
     int64_t begin, part, n_parts_v, parts_a_step;
     struct amx_keys v[2];
     /* late: the next item's rows, K's and V's, on their way to L2 */
@@ -90,13 +90,13 @@ AMX_INLINE __m512 soft_scores(const struct soft *x, int key, bool is_masked, boo
     }
     return s;
 }
-/* weight_up times 2^z: 7 operations. Degree 4, least maximum relative error, 2.6e-6; 1.4e-8 of it is
- * the same everywhere. 0 far below; NaN stays.
+/* weight_up times 2^z: 7 operations. Degree 4, least maximum relative error, 2.6e-6; 1.4e-8 of it
+ * is the same everywhere. 0 far below; NaN stays.
  *
- * A weight becomes bf16 by having its low half cut off, which makes it smaller by half a step of bf16
- * on average; so all are made larger by that much, 2^-8 ln 2, before. What they are divided by is
- * summed after the cut, and lse takes the factor back. Beside rounding to nearest errors spread 5%
- * wider (rms 0.00175 of a weight for 0.00166) and two operations less are needed for each. */
+ * A weight becomes bf16 by having its low half cut off, which makes it smaller by half a step of
+ * bf16 on average; so all are made larger by that much, 2^-8 ln 2, before. What they are divided by
+ * is summed after the cut, and lse takes the factor back. Beside rounding to nearest errors spread
+ * 5% wider (rms 0.00175 of a weight for 0.00166) and two operations less are needed for each. */
 static const float weight_up = 0x1.00b172p+0f;
 AMX_INLINE __m512 soft_exp2(__m512 z)
 {
@@ -185,8 +185,8 @@ static void rescale(struct many *m, const struct item *it, int tile_of_it, __m51
     }
 }
 
-/* The reference of rows whose weights have grown too large moves to their largest score of the item;
- * then the item's weights anew, and their sums, to sums[2][16]. */
+/* The reference of rows whose weights have grown too large moves to their largest score of the
+ * item; then the item's weights anew, and their sums, to sums[2][16]. */
 static __attribute__((noinline)) void move_reference(struct many *m, const struct item *it, int i,
                                                      __mmask16 rows, float *sums)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Many rows: prompts, and latent caches with many heads. Part of attn_tpl.h.
  *
- * Bound by products. A block's keys are packed once for all rows of the tile, a panel at a time that
- * stays in L1 while the rows pass by, 6 at once (6 x VF_PANEL sums in registers):
+ * Bound by products. A block's keys are packed once for all rows of the tile, a panel at a time
+ * that stays in L1 while the rows pass by, 6 at once (6 x VF_PANEL sums in registers):
  *
  *     for each panel of keys, each CHUNK of dims:  pack K;  S += q K^T  for all rows
  *     softmax of all rows

@@ -149,8 +149,8 @@ void dcp__attn_fp8__scalar(const struct dcp__attn_job *job)
 
 size_t dcp__attn_scratch_bytes(int64_t n_rows, int64_t dk, int64_t dv)
 {
-    /* attn_tpl.h's regions (tile_carve): q, out, scores, sums and ranges of a tile of rows; a packed
-     * panel; a block's share of out for few rows. */
+    /* attn_tpl.h's regions (tile_carve): q, out, scores, sums and ranges of a tile of rows; a
+     * packed panel; a block's share of out for few rows. */
     const size_t rows = (size_t)attn_min(n_rows, DCP__ATTN_ROWS_MAX) + DCP__ATTN_ROWS_PAD;
     const size_t k = ((size_t)dk + 31) / 32 * 32;
     const size_t v = ((size_t)dv + 63) / 64 * 64;

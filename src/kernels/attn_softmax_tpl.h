@@ -2,8 +2,8 @@
 /* Scores of a block to weights. Part of attn_tpl.h.
  *
  * A row is one long chain: its maximum over lanes, the new maximum, the exponentials, their sum. So
- * WEIGH_ROWS rows go through it stage by stage, and one row's waiting is another's work: 4 rows of 64
- * keys take 82 ns instead of 112 one after the other (AVX-512). */
+ * WEIGH_ROWS rows go through it stage by stage, and one row's waiting is another's work: 4 rows of
+ * 64 keys take 82 ns instead of 112 one after the other (AVX-512). */
 #ifndef DCP_KERNELS_ATTN_SOFTMAX_TPL_H
 #define DCP_KERNELS_ATTN_SOFTMAX_TPL_H
 

@@ -15,8 +15,8 @@
 /* A maximum below every score of a size that is left to tiles: the first block needs no case of its
  * own. A row that sees keys and still has it at the end is left to AVX-512. */
 static const float amx_no_max = -3e38f;
-/* How far, in powers of two, a score may exceed the reference before that moves. The reference is an
- * integer, so moving it is exact; weights, in bf16 too, have float32's range. */
+/* How far, in powers of two, a score may exceed the reference before that moves. The reference is
+ * an integer, so moving it is exact; weights, in bf16 too, have float32's range. */
 static const float amx_slack = 40.0f;
 /* Rows whose maximum is beyond this are left to AVX-512: the exact product of a score and its scale
  * would be too far from a maximum that was rounded. */
@@ -64,8 +64,8 @@ static inline void amx_set_hull(struct amx_job *a, int64_t t0, int64_t t1)
     }
 }
 
-/* Keys [begin, begin + 16) as they lie; at NULL unless they are in one page, all inside the hull, and
- * a whole number of tiles wide. */
+/* Keys [begin, begin + 16) as they lie; at NULL unless they are in one page, all inside the hull,
+ * and a whole number of tiles wide. */
 static inline struct amx_keys amx_natural_keys(const struct amx_job *a, int64_t begin,
                                                bool is_value)
 {
@@ -86,9 +86,9 @@ static inline struct amx_keys amx_natural_keys(const struct amx_job *a, int64_t 
 }
 
 /* Keys [begin, begin + 16) as tiles: natural rows where that can be, else a copy in stage
- * [16][64 * n_steps bytes], 0 where nothing is; groups outside the hull are zeros. in_lines: a copy,
- * too, where rows would cross lines of 64 bytes, which makes every load of a tile five times as
- * slow: for keys that are loaded again and again. */
+ * [16][64 * n_steps bytes], 0 where nothing is; groups outside the hull are zeros. in_lines: a
+ * copy, too, where rows would cross lines of 64 bytes, which makes every load of a tile five times
+ * as slow: for keys that are loaded again and again. */
 static inline struct amx_keys amx_find_keys(const struct amx_job *a, int64_t begin, bool is_value,
                                             bool in_lines, char *stage)
 {

@@ -14,11 +14,11 @@
  * A tile is up to rows_max rows (token, head); it walks over the keys block by block.
  * Few rows (attn_few_tpl.h) are bound by reading memory, many rows (attn_many_tpl.h) by products.
  *
- * Bits. Of many rows a score is one chain of fma over d = 0..dk-1 from 0, of few the sum of 16; which
- * of the two depends on the rows of the call, not of the job. A block's share of o is one chain of
- * fma over the row's own visible keys of the block, ascending, from 0; then o = fma(o, 2^(old max -
- * max), share). So rows do not see each other: keys that a row may not see are skipped, not
- * multiplied by 0, and may hold NaN. AVX2 and AVX-512 give the same bits.
+ * Bits. Of many rows a score is one chain of fma over d = 0..dk-1 from 0, of few the sum of 16;
+ * which of the two depends on the rows of the call, not of the job. A block's share of o is one
+ * chain of fma over the row's own visible keys of the block, ascending, from 0; then o = fma(o,
+ * 2^(old max - max), share). So rows do not see each other: keys that a row may not see are
+ * skipped, not multiplied by 0, and may hold NaN. AVX2 and AVX-512 give the same bits.
  *
  * Cost n_rows * n_visible * (dk + dv) multiply-adds; per tile and block K and V are read once.
  * Scratch per dcp__attn_scratch_bytes. */
@@ -296,7 +296,8 @@ ATTN_INLINE void attend_job(const struct dcp__attn_job *job, dcp_dtype dtype,
     tile.dk = job->dk;
     tile.dv = job->dv;
     tile.has_scales = has_scales(dtype);
-    /* The two sum up scores in orders of their own: the call decides, however it is cut into jobs. */
+    /* The two sum up scores in orders of their own:
+     * the call decides, however it is cut into jobs. */
     tile.is_few = attn_max(job->call_rows, job->n_tokens * job->n_group) <= FEW_ROWS;
     tile.dv_pad = (job->dv + KEYS - 1) / KEYS * KEYS;
     /* Whole tokens as long as one fits, in tiles of even size. */

@@ -68,8 +68,8 @@ static inline float attn_scale_at(const void *base, int64_t i, dcp_dtype dtype)
     if (dtype == DCP_BF16) return dcp__bf16_to_f32(((const uint16_t *)base)[i]);
     return ((const float *)base)[i];
 }
-/* Scales of keys [begin, end) of the job's KV head times factor, k_out[i] and v_out[i] for key begin
- * + i; factor alone where the view has none. Only those of these keys are read. */
+/* Scales of keys [begin, end) of the job's KV head times factor, k_out[i] and v_out[i] for key
+ * begin + i; factor alone where the view has none. Only those of these keys are read. */
 static inline void attn_key_scales(const struct dcp__attn_job *job, int64_t begin, int64_t end,
                                    float k_factor, float v_factor, float *k_out, float *v_out)
 {

@@ -11,8 +11,7 @@
 #include "dcpattn/cache.h"
 #include "dcpattn/types.h"
 
-/* ---- attention: rows of one KV head against a range of one view's keys
- * ------------------------------------------------------------- */
+/* ---- attention: rows of one KV head against a range of one view's keys ---- */
 /* Row (t, j): token t of n_tokens, query head j of the n_group heads that share this KV head. Keys
  * are local indices; row (t, .) sees [max(lo[t], key_begin), min(hi[t], key_end)), score
  * scale * q.k, with softcap c: c * tanh(score / c). Results: out normalised by the row's own sum,
@@ -40,9 +39,10 @@ struct dcp__attn_job {
     int64_t lse_token_stride, lse_head_stride;
     void *scratch;               /* of dcp__attn_scratch_bytes, 64-byte aligned, one per thread */
     const dcp_kv_scales *scales; /* of an int8 or fp8 view; NULL = none */
-    /* Rows of this sequence in the whole call times query heads of a KV head: every vector kernel has
-     * a variant for few rows and one for many, of different bits, and chooses by this alone, however
-     * the call is cut into jobs. Less than n_tokens * n_group, or 0 for unknown: that is taken. */
+    /* Rows of this sequence in the whole call times query heads of a KV head: every vector kernel
+     * has a variant for few rows and one for many, of different bits, and chooses by this alone,
+     * however the call is cut into jobs. Less than n_tokens * n_group, or 0 for unknown:
+     * that is taken. */
     int64_t call_rows;
 };
 typedef void dcp__attn_fn(const struct dcp__attn_job *job);
@@ -63,8 +63,7 @@ size_t dcp__attn_scratch_bytes_for(dcp_isa isa, int64_t n_rows, int64_t dk, int6
  * AMX; more where tiles can use them. */
 int64_t dcp__attn_rows_most(dcp_isa isa, int64_t dv);
 
-/* ---- merge: one row of n_parts payloads, weights given
- * ------------------------------------------------------------------------------ */
+/* ---- merge: one row of n_parts payloads, weights given ---- */
 /* dst[d] = round(sum_p w[p] * part_p[d]), p ascending, first product plain then fused
  * multiply-adds, f32; parts have weight > 0, n_parts >= 1. n_parts = 1 with weight 1 copies bits
  * (with conversion if types differ). dst may be exactly one of the parts if the types are equal.
@@ -74,8 +73,8 @@ int64_t dcp__attn_rows_most(dcp_isa isa, int64_t dv);
 typedef int64_t dcp__merge_row_fn(const void *const *parts, const float *w, int n_parts,
                                   int64_t dim, void *dst, bool zero_nonfinite,
                                   const void *const *ahead, int *first_part_out);
-/* Rows of two parts, both of positive weight, for the commonest merge. Every pointer moves on by its
- * hop (bytes) from row to row. */
+/* Rows of two parts, both of positive weight, for the commonest merge. Every pointer moves on by
+ * its hop (bytes) from row to row. */
 struct dcp__merge_pair {
     const char *parts[2];
     const char *ahead[2]; /* rows to prefetch meanwhile, any address; parts itself: none to come */
@@ -84,16 +83,16 @@ struct dcp__merge_pair {
     int64_t part_hop[2], dst_hop;
     int n_rows;
 };
-/* What dcp__merge_row_fn makes of each row, to the bit, with one call for many. Returns how many rows
- * are done: all, or those up to the first that holds a non-finite value, which *n_bad_out and
+/* What dcp__merge_row_fn makes of each row, to the bit, with one call for many. Returns how many
+ * rows are done: all, or those up to the first that holds a non-finite value, which *n_bad_out and
  * *first_part_out describe (0 and untouched if there is none). */
 typedef int dcp__merge_pair_fn(const struct dcp__merge_pair *pair, int64_t dim, bool zero_nonfinite,
                                int64_t *n_bad_out, int *first_part_out);
 
-/* The hardware's own prefetcher stops at the end of a page and needs lines of the next one to go on;
- * where rows follow each other, the first ones are asked for some KiB beyond the row ahead. Measured
- * from memory, N = 2, (512, 96, 512) in place, in turns: 5 to 8 % less time for float32, 3 to 5 % for
- * bf16. */
+/* The hardware's own prefetcher stops at the end of a page and needs lines of the next one to go
+ * on; where rows follow each other, the first ones are asked for some KiB beyond the row ahead.
+ * Measured from memory, N = 2, (512, 96, 512) in place, in turns: 5 to 8 % less time for float32,
+ * 3 to 5 % for bf16. */
 enum { DCP__PAGE_BYTES = 4096, DCP__PAGE_LINES = 3, DCP__PAGE_AHEAD_MIN = 2048 };
 
 /* ahead: a row of row_bytes that is being fetched. Only for rows that follow each other. */
@@ -128,9 +127,7 @@ enum { DCP__MERGE_ROWS = 16 };
 typedef void dcp__merge_weights_fn(const float *lse, int n_parts, bool is_base_2, const float *sink,
                                    float *w, float *merged_lse);
 
-/* ---- products on quantised rows
- * -------------------------------------------------------------------------------------------------------
- */
+/* ---- products on quantised rows ---- */
 /* GGML block types by their numbers in a GGUF file. */
 enum dcp__qtype {
     DCP__Q_F32 = 0,
@@ -161,8 +158,8 @@ typedef void dcp__dequant_fn(const void *w, size_t row_bytes, int64_t n_rows, in
 /* Orders in which the digits of the activations are laid out for vpdpbusd. */
 enum dcp__q16_order { DCP__Q16_HALVES, DCP__Q16_CHUNKS, DCP__Q16_PLAIN, DCP__Q16_ORDERS };
 /* One token's activations. Arrays are 64-byte aligned; scale and pairs are readable, and zero, up
- * to a multiple of 16 groups, planes up to a multiple of 128 elements. A kernel looks at what its type
- * needs: planes[dcp__q16_order(qtype)], or words. */
+ * to a multiple of 16 groups, planes up to a multiple of 128 elements. A kernel looks at what its
+ * type needs: planes[dcp__q16_order(qtype)], or words. */
 struct dcp__q16_row {
     const int16_t *words;                  /* [k] */
     const int8_t *planes[DCP__Q16_ORDERS]; /* [2 k], or NULL */
@@ -188,16 +185,13 @@ typedef void dcp__qdot16_fn(const void *w, size_t row_bytes, int64_t n_rows, int
 /* dst[i] = bf16(x[i]), rounded to nearest even, dcp__f32_to_bf16's bits. */
 typedef void dcp__to_bf16_fn(const float *x, int64_t n, uint16_t *dst);
 
-/* ---- rows through a linear map
- * --------------------------------------------------------------------------------------- */
-/* y[r * y_stride + j] = sum_i x[r * x_stride + i] * w[i * p + j], one chain of fma over i from 0: the
- * same bits for any n_rows and ISA. w [d][p] of the kernel's type; x and y do not overlap. */
+/* ---- rows through a linear map ---- */
+/* y[r * y_stride + j] = sum_i x[r * x_stride + i] * w[i * p + j], one chain of fma over i from 0:
+ * the same bits for any n_rows and ISA. w [d][p] of the kernel's type; x and y do not overlap. */
 typedef void dcp__project_fn(const float *x, int64_t x_stride, int64_t n_rows, int64_t d,
                              const void *w, int64_t p, float *y, int64_t y_stride);
 
-/* ---- the table
- * ----------------------------------------------------------------------------------------------------------------------
- */
+/* ---- the table ---- */
 struct dcp__kernels {
     dcp_isa isa;
     const char *attn_name[6], *merge_row_name[4][4], *qdot_name[32], *dequant_name[32];

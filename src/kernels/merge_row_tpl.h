@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One row of the merge, and rows of two parts, for one pair of types. The includer has the primitives
- * of merge_vec_*.h and defines, for this inclusion:
+/* One row of the merge, and rows of two parts, for one pair of types. The includer has the
+ * primitives of merge_vec_*.h and defines, for this inclusion:
  *   MERGE_FN       the function's name; that for rows of two parts has _pair behind it
  *   MERGE_LOAD     vf_load_<part type>       MERGE_PART_BYTES  bytes of a part's element
  *   MERGE_STORE    vf_store_<merged type>    MERGE_PART, MERGE_MERGED  the dcp_dtype of each
  *   MERGE_STORE_WHOLE  optional: MERGE_STORE for whole blocks (streaming kernels)
  *   MERGE_LOAD2, MERGE_STORE2  optional: two vectors at once, in any order of their elements that
  *                  is the same for both
- *   MERGE_PACK2, MERGE_PACKED, MERGE_PACKED_BAD, MERGE_PACKED_STORE  optional, with MERGE_LOAD2: the
- *                  elements of two sums as they are stored, and whether any is not finite
+ *   MERGE_PACK2, MERGE_PACKED, MERGE_PACKED_BAD, MERGE_PACKED_STORE  optional, with MERGE_LOAD2:
+ *                  the elements of two sums as they are stored, and whether any is not finite
  *
  * A block of MERGE_UNROLL vectors is summed in registers, looked at, and only then stored: the
  * destination may be one of the parts. Weights are positive, so a non-finite input gives a
@@ -17,8 +17,8 @@
  *
  * Two parts, the commonest number, have a loop of their own over many rows: rows from memory are as
  * fast as prefetches are issued, rows of 512 bytes as a call a row allows, and each instruction
- * between two of them counts. Measured in turns: alltoall of (64, 64, 128) float32 over MPI, 2 to 3 %
- * less time than with a call a row. */
+ * between two of them counts. Measured in turns: alltoall of (64, 64, 128) float32 over MPI,
+ * 2 to 3 % less time than with a call a row. */
 #define MERGE_BLOCK (MERGE_UNROLL * VF_LANES)
 #ifndef MERGE_STORE_WHOLE
 #define MERGE_STORE_WHOLE MERGE_STORE

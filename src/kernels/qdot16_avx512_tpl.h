@@ -4,10 +4,10 @@
  *     SUM_4(acc, u8, s8)   acc[i] += sum of four products of unsigned by signed bytes
  *     NAME(fn)             the name of a kernel on this level
  *
- * Some 17 vector operations per four blocks of 32, so that a core can read faster than DRAM answers:
- * four blocks' nibbles share one register, their scales become floats and are multiplied by those
- * of the activations together; a row runs from start to end alone. Tokens share a block's quants
- * while these are in registers.
+ * Some 17 vector operations per four blocks of 32, so that a core can read faster than DRAM
+ * answers: four blocks' nibbles share one register, their scales become floats and are multiplied
+ * by those of the activations together; a row runs from start to end alone. Tokens share a block's
+ * quants while these are in registers.
  *
  * What a row waits for. A product holds its place in the CPU's scheduler until its weights are in
  * L1, and four operations for each 34 bytes fill the scheduler before the loads fill the queue to
@@ -148,10 +148,10 @@ static inline __m512i quants_of_four(const uint8_t *b)
     return _mm512_permutex2var_epi32(load_64(b), at, load_64(b + 16));
 }
 
-/* Of each of four blocks two f16, d and m or d twice, to words 0 to 7; of types with a fifth bit the
- * lower halves of qh to words 8 to 11 and the upper ones to words 12 to 15. One load that ends with
- * what is wanted of the last block, the first block's wanted bytes put in place of its start (which
- * nobody wants), and one permutation. */
+/* Of each of four blocks two f16, d and m or d twice, to words 0 to 7; of types with a fifth bit
+ * the lower halves of qh to words 8 to 11 and the upper ones to words 12 to 15. One load that ends
+ * with what is wanted of the last block, the first block's wanted bytes put in place of its start
+ * (which nobody wants), and one permutation. */
 static inline __attribute__((always_inline)) __m256i heads_of_four(const uint8_t *b,
                                                                    const struct dcp__q16_layout l)
 {
@@ -271,8 +271,8 @@ static inline __attribute__((always_inline)) void row_small(const uint8_t *b, in
         y[t * y_stride] = tree_with(acc[t], l.factor, 0x00aa, _mm512_castps256_ps512(min[t]));
 }
 
-/* Q8_0: d of 16 blocks, the even blocks' before the odd ones'. They are words 17 n of the whole: line
- * i, 64 bytes from its start, holds that of block 2 i in the low half of dword i and that of
+/* Q8_0: d of 16 blocks, the even blocks' before the odd ones'. They are words 17 n of the whole:
+ * line i, 64 bytes from its start, holds that of block 2 i in the low half of dword i and that of
  * 2 i + 1 in the high half of dword i + 8. A gather takes twice as long. */
 static inline __m512 scales_of_16(const uint8_t *b)
 {

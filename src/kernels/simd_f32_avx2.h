@@ -140,8 +140,9 @@ static inline vf vf_f16_high(vf pairs)
     return vf_from_halves(_mm256_srli_epi32(_mm256_castps_si256(pairs), 16));
 }
 
-/* Bytes, two int16 a lane, VF_LANES of each of two: of int8 themselves, of e4m3 a half float that is
- * 2^-8 of the number. vf_i16_low and _high give 2^16 of the integer; n < VF_LANES, the rest 0. */
+/* Bytes, two int16 a lane, VF_LANES of each of two: of int8 themselves, of e4m3 a half float that
+ * is 2^-8 of the number. vf_i16_low and _high give 2^16 of the integer;
+ * n < VF_LANES, the rest 0. */
 static inline vf vf_load_halves_i8(const void *low, const void *high)
 {
     const __m128i a = _mm_cvtepi8_epi16(_mm_loadl_epi64(low));

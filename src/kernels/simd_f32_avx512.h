@@ -126,8 +126,9 @@ static inline vf vf_f16_high(vf pairs)
     return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(high));
 }
 
-/* Bytes, two int16 a lane, VF_LANES of each of two: of int8 themselves, of e4m3 a half float that is
- * 2^-8 of the number. vf_i16_low and _high give 2^16 of the integer; n < VF_LANES, the rest 0. */
+/* Bytes, two int16 a lane, VF_LANES of each of two: of int8 themselves, of e4m3 a half float that
+ * is 2^-8 of the number. vf_i16_low and _high give 2^16 of the integer;
+ * n < VF_LANES, the rest 0. */
 static inline vf vf_join(__m256i low, __m256i high)
 {
     return _mm512_castsi512_ps(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));

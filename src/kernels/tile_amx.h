@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* AMX tiles by name, for *_amx.c alone. Inline assembly, because the intrinsics of gcc 12 let stores
- * slip past _tile_loadd and _tile_loadconfig; "memory" keeps every store of a panel before the load
- * of it. Tile numbers are literals: TILE_LOAD(4, ...). */
+/* AMX tiles by name, for *_amx.c alone. Inline assembly, because the intrinsics of gcc 12 let
+ * stores slip past _tile_loadd and _tile_loadconfig; "memory" keeps every store of a panel before
+ * the load of it. Tile numbers are literals: TILE_LOAD(4, ...). */
 #ifndef DCP_KERNELS_TILE_AMX_H
 #define DCP_KERNELS_TILE_AMX_H
 

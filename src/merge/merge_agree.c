@@ -428,8 +428,8 @@ static dcp_status agree_on_run(struct dcp_merge *m, struct dcp__merge_run *run)
 dcp_status dcp__merge_enter_finish(struct dcp_merge *m, struct dcp__merge_run *run)
 {
     const dcp_status st = agree_on_run(m, run);
-    /* What ranks did not agree on has not been a run: they may have been in calls of two merges, which
-     * would count on differently for ever. */
+    /* What ranks did not agree on has not been a run: they may have been in calls of two merges,
+     * which would count on differently for ever. */
     if (st != DCP_OK) m->n_runs--;
     return st;
 }

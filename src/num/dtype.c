@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Element types: sizes, names, half precision and e4m3 as bits. Both conversions of f16 are exact in
- * the sense of IEEE 754: denormals are kept, rounding is to nearest even, NaN keeps its leading
+/* Element types: sizes, names, half precision and e4m3 as bits. Both conversions of f16 are exact
+ * in the sense of IEEE 754: denormals are kept, rounding is to nearest even, NaN keeps its leading
  * payload bits and becomes quiet. These are the bits that F16C gives. */
 #include "num/dtype_priv.h"
 

@@ -63,8 +63,8 @@ static double project_value(const struct call *c, const double *row, const doubl
     return sum;
 }
 
-/* Does a sequence of the call take the kernel of many rows on tiles, which rounds q to two bf16 parts
- * and weights to one? */
+/* Does a sequence of the call take the kernel of many rows on tiles, which rounds q to two bf16
+ * parts and weights to one? */
 static bool is_in_parts(const struct call *c, int64_t s)
 {
     return c->dtype == DCP_BF16 && strstr(world.answer->info[0].kernel, "amx") != NULL &&

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory at a shape whose partial would be many times the limit: 16,384 and 32,768 rows in one call.
- * Ranks are processes; what each takes above its inputs, cache and result is read from the kernel
- * (PSS: pages that ranks share count once between them), beside what the allocator counted. */
+/* Memory at a shape whose partial would be many times the limit: 16,384 and 32,768 rows in one
+ * call. Ranks are processes; what each takes above its inputs, cache and result is read from the
+ * kernel (PSS: pages that ranks share count once between them),
+ * beside what the allocator counted. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

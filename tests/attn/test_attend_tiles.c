@@ -112,8 +112,8 @@ static size_t row_need(dcp_attend_desc d)
     return (size_t)strtoull(at + 6, NULL, 10);
 }
 
-/* Threads take scratch for the rows that a job can have: not for a block's where calls or tiles have
- * fewer. */
+/* Threads take scratch for the rows that a job can have: not for a block's where calls or tiles
+ * have fewer. */
 static void test_scratch(void **state)
 {
     (void)state;

@@ -3,11 +3,12 @@
  * independent float64 pass: both forms of the cache, ranks, chunks, tiles, interleaves, transports;
  * what the cache takes; greedy text; refusals.
  *
- * The tolerance of f32: a product over k terms is off by about sqrt(k) 2^-24 of its operands' norms,
- * as rounding errors have random signs; logits have a standard deviation of 2. A layer chains six
- * products (k at most 2,048, sqrt(k) 45) and a softmax that turns an error of a score into one of a
- * weight. Four layers: 4 * 7 * 45 * 6e-8 * 2 = 1.5e-4 if every factor between is 1; 4 times that
- * leaves room for those that are not. The two forms differ from each other by at most twice that. */
+ * The tolerance of f32: a product over k terms is off by about sqrt(k) 2^-24 of its operands'
+ * norms, as rounding errors have random signs; logits have a standard deviation of 2. A layer
+ * chains six products (k at most 2,048, sqrt(k) 45) and a softmax that turns an error of a score
+ * into one of a weight. Four layers: 4 * 7 * 45 * 6e-8 * 2 = 1.5e-4 if every factor between is 1;
+ * 4 times that leaves room for those that are not. The two forms differ from each other by at most
+ * twice that. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -33,7 +34,8 @@ static const char *const models[] = {"mla-deepseek", "mla-lite", "mla-uneven", "
 static const char *const form_names[] = {"absorbed", "projected", "expanded"};
 enum { N_MODELS = sizeof(models) / sizeof(models[0]) };
 
-/* All at once; the prompt for its last logits, then one by one, each the best of the last logits. */
+/* All at once; the prompt for its last logits, then one by one,
+ * each the best of the last logits. */
 enum feed { FEED_ALL, FEED_GREEDY };
 
 struct run {
@@ -243,7 +245,8 @@ static void test_threads(void **state)
     free(run.want);
 }
 
-/* Heads over two groups of ranks, tokens over the ranks of a group; the latent cache has one head. */
+/* Heads over two groups of ranks, tokens over the ranks of a group;
+ * the latent cache has one head. */
 static int refused_rank(dcp_group *g, void *ctx)
 {
     const struct run *run = ctx;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Time as ranks count it that wait: one in which all of the test slept (Ctrl-Z, a suspended machine,
- * all CPUs taken away) counts as half a second. For how late something may come and for what must be
- * late; a test that took "4 s at most" by the clock on the wall would fail on a machine that paused. */
+/* Time as ranks count it that wait: one in which all of the test slept (Ctrl-Z, a suspended
+ * machine, all CPUs taken away) counts as half a second. For how late something may come and for
+ * what must be late; a test that took "4 s at most" by the clock on the wall would fail on a
+ * machine that paused. */
 #ifndef DCP_TESTS_GROUP_AWAKE_H
 #define DCP_TESTS_GROUP_AWAKE_H
 
@@ -34,7 +35,8 @@ static inline void *awake_tick(void *none)
     return none;
 }
 
-/* Seconds, from any start. Under ThreadSanitizer, which bears no threads after a fork, the wall's. */
+/* Seconds, from any start. Under ThreadSanitizer, which bears no threads after a fork,
+ * the wall's. */
 static inline double awake_s(void)
 {
 #ifdef __SANITIZE_THREAD__

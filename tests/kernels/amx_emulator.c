@@ -2,8 +2,8 @@
 /* The tile instructions of AMX in software.
  *
  * A CPU without tiles answers a tile instruction with #UD, which Linux hands on as SIGILL. The
- * handler decodes the instruction at RIP, works on this thread's emulated tiles, moves RIP behind it
- * and returns:
+ * handler decodes the instruction at RIP, works on this thread's emulated tiles, moves RIP behind
+ * it and returns:
  *
  *     C4 | R X B mmmmm | W vvvv L pp | opcode | ModRM | SIB | displacement
  *          inverted      inverted

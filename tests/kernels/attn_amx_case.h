@@ -255,10 +255,10 @@ static bool is_close(double got, double want, double tol)
     return got == want || fabs(got - want) <= tol;
 }
 
-/* What bf16 parts add to the rounding of float32: parts of q (none in few rows: three are exact; two
- * leave 2^-17 of every element, taken as random in sign from 16 dims on) and of the weights (two
- * leave 2^-17 of each, one leaves 2^-8; twice that, as the sum of the weights is rounded as well). The
- * exponentials of many rows are good to 2.7e-6. */
+/* What bf16 parts add to the rounding of float32: parts of q (none in few rows: three are exact;
+ * two leave 2^-17 of every element, taken as random in sign from 16 dims on) and of the weights
+ * (two leave 2^-17 of each, one leaves 2^-8; twice that, as the sum of the weights is rounded as
+ * well). The exponentials of many rows are good to 2.7e-6. */
 static void add_tolerance(const struct fixture *f, const struct ref_attn_row *ref, double *tol_out,
                           double *tol_lse)
 {

@@ -526,8 +526,8 @@ static void test_ways(void **state)
     }
 }
 
-/* An infinite key meets a second part of q that is 0, and makes NaN of it, where another row of the job
- * has one, and nothing where none has: the same bits all the same. */
+/* An infinite key meets a second part of q that is 0, and makes NaN of it, where another row of the
+ * job has one, and nothing where none has: the same bits all the same. */
 static void test_infinite_key(void **state)
 {
     (void)state;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention of few rows, AVX2 and AVX-512: every number of rows, every type, key dims around every
- * vector and round of sums, against double precision; the same bits on both; nothing read behind the
- * last key and value, nor seen of those before the first. And which of its two orders of sums a row
- * gets: by the rows of the call, never by those of the job. */
+ * vector and round of sums, against double precision; the same bits on both; nothing read behind
+ * the last key and value, nor seen of those before the first. And which of its two orders of sums a
+ * row gets: by the rows of the call, never by those of the job. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -673,9 +673,9 @@ static void test_exp(void **state)
     }
 }
 
-/* The same densely, without the rounding of x log2 e: a scale of ln 2 makes scores base-2 units, and
- * values of a unit matrix show each weight: out[i] / out[0] = 2^x[i]. A million steps of 2^-20 over
- * (-1, 0], then as many over the whole range. Two divisions are rounded besides. */
+/* The same densely, without the rounding of x log2 e: a scale of ln 2 makes scores base-2 units,
+ * and values of a unit matrix show each weight: out[i] / out[0] = 2^x[i]. A million steps of 2^-20
+ * over (-1, 0], then as many over the whole range. Two divisions are rounded besides. */
 static void test_exp_dense(void **state)
 {
     (void)state;

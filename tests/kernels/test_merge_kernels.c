@@ -212,8 +212,8 @@ static void test_rows(void **state)
 
 enum { PAIR_ROWS = 5, PAIR_BYTES = (MAX_DIM + DCP__MERGE_NT_ALIGN) * 4 };
 
-/* Rows of two parts in one call, and in as many as non-finite values make of it: the bits and counts
- * of row after row, nothing written between rows. */
+/* Rows of two parts in one call, and in as many as non-finite values make of it: the bits and
+ * counts of row after row, nothing written between rows. */
 static void check_pair(const struct row_line *line, uint64_t *rng, int64_t dim, int kind,
                        bool in_place)
 {

@@ -21,8 +21,8 @@ double ref_merge_weights(int n, const double *lse, const bool *is_empty, bool is
 /* Bound of |merged - exact| for f32 accumulation of n parts whose values are at most top in
  * magnitude, stored as type (docs/NUMERICS.md). */
 double tol_merge(int n, double top, double exact, dcp_dtype type);
-/* The same after n_joins joins of f32 rows: each but the first adds its weights (of at most n parts)
- * and a rounding to f32. */
+/* The same after n_joins joins of f32 rows: each but the first adds its weights (of at most n
+ * parts) and a rounding to f32. */
 double tol_merge_tree(int n, int n_joins, double top, double exact, dcp_dtype type);
 /* Bound of |merged LSE - exact|. */
 double tol_merge_lse(int n, double exact);
