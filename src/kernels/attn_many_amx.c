@@ -159,50 +159,50 @@ static inline void set_item(const struct many *m, int64_t begin, int64_t tile, i
     }
 }
 
-/* Items of a block. */
+/* Items of a block take turns: one gets its scores, and the softmax of the one before runs meanwhile
+ * (of the one before that: gained nothing). */
 struct items {
-    _Alignas(64) int32_t limits[LAG + 1][64];
-    struct item ring[LAG + 1];
-    int64_t n, n_done; /* so far: with scores; with weights */
+    _Alignas(64) int32_t limits[2][64];
+    struct item two[2];
+    int64_t n; /* with scores so far; the last of them has no weights yet */
 };
-/* Weights of the first n. */
-static void finish_items(struct many *m, struct items *items, int64_t n)
-{
-    for (; items->n_done < n; items->n_done++)
-        finish_item(m, &items->ring[items->n_done % (LAG + 1)]);
-}
 
 static void items_begin(const struct many *m, struct items *items)
 {
-    items->n = items->n_done = 0;
-    for (int i = 0; i <= LAG; i++)
-        items->ring[i] = (struct item){.s = m->s[i], .limits = items->limits[i]};
+    items->n = 0;
+    for (int i = 0; i < 2; i++)
+        items->two[i] = (struct item){.s = m->s[i], .limits = items->limits[i]};
 }
-/* The block's next item: its scores, and the softmax of one before. */
 static void next_item(struct many *m, int64_t begin, const struct pair *pair, int n_tiles, int sub,
                       struct items *items, const struct pair *due, int64_t d)
 {
-    const int slot = (int)(items->n % (LAG + 1));
-    struct item *const now = &items->ring[slot];
-    const bool is_full = items->n - items->n_done == LAG;
+    struct item *const now = &items->two[items->n % 2];
+    const struct item *const before = items->n > 0 ? &items->two[(items->n + 1) % 2] : NULL;
     set_item(m, begin, pair->tile, n_tiles, sub, pair->p, now);
-    do_item(m, now, m->s[slot], is_full ? &items->ring[(slot + 1) % (LAG + 1)] : NULL, due, d);
-    items->n_done += is_full;
+    do_item(m, now, m->s[items->n % 2], before, due, d);
     items->n++;
 }
-/* Whether the pair's rows see any of the keys; if not, their weights are 0. */
-static bool is_pair_seeing(const struct many *m, const struct pair *pair, int n_tiles,
-                           int64_t begin, int sub)
+static void items_end(struct many *m, const struct items *items)
+{
+    if (items->n > 0) finish_item(m, &items->two[(items->n + 1) % 2]);
+}
+
+static bool pair_sees(const struct many *m, const struct pair *pair, int n_tiles, int64_t begin,
+                      int sub)
 {
     const int64_t at = begin + sub * SUB_KEYS;
     for (int i = 0; i < n_tiles; i++)
         if (sees(m->tiles + pair->tile + i, at, at + SUB_KEYS)) return true;
-    for (int i = 0; i < n_tiles; i++) memset(pair->p + i * P_BYTES + sub * SUB_BYTES, 0, SUB_BYTES);
     return false;
+}
+/* Of keys that no row of the pair sees. */
+static void zero_weights(const struct pair *pair, int n_tiles, int sub)
+{
+    for (int i = 0; i < n_tiles; i++) memset(pair->p + i * P_BYTES + sub * SUB_BYTES, 0, SUB_BYTES);
 }
 
 /* Many rows: pair by pair, and the values of one a slice at a time under the scores of the next,
- * once its last weights are there. */
+ * from its second item on: then the last weights are there. */
 static void attend_block(struct many *m, int64_t begin)
 {
     struct items items;
@@ -215,12 +215,14 @@ static void attend_block(struct many *m, int64_t begin)
     for (int64_t tile = 0; tile < m->n_tiles; tile += 2) {
         struct pair *const pair = &pairs[n_pairs % 2];
         const int n_tiles = tile + 2 <= m->n_tiles ? 2 : 1;
-        *pair = (struct pair){tile, m->p + n_pairs % 2 * 2 * P_BYTES, N_SUBS, 0, 0};
+        int n_items = 0; /* of the pair, so far */
+        *pair = (struct pair){tile, m->p + n_pairs % 2 * 2 * P_BYTES, N_SUBS, 0};
         for (int sub = 0; sub < N_SUBS; sub++) {
-            if (!is_pair_seeing(m, pair, n_tiles, begin, sub)) continue;
-            int64_t end = due_d;
-            if (due != NULL && items.n_done >= due->n_items && items.n - items.n_done == LAG)
-                end = (items.n - due->n_items - LAG + 1) * m->dim_tiles / (N_SUBS - LAG);
+            if (!pair_sees(m, pair, n_tiles, begin, sub)) {
+                zero_weights(pair, n_tiles, sub);
+                continue;
+            }
+            const int64_t end = due != NULL ? n_items * m->dim_tiles / (N_SUBS - 1) : 0;
             const bool is_due = due_d < end;
             if (is_due) make_values(m, m->n_parts_v);
             next_item(m, begin, pair, n_tiles, sub, &items, is_due ? due : NULL, due_d);
@@ -230,18 +232,15 @@ static void attend_block(struct many *m, int64_t begin)
             }
             if (sub < pair->sub_begin) pair->sub_begin = sub;
             pair->sub_end = sub + 1;
+            n_items++;
         }
-        if (pair->sub_end == 0) continue;
-        if (due != NULL) {
-            finish_items(m, &items, due->n_items);
-            add_values(m, due, due_d, m->dim_tiles);
-        }
-        pair->n_items = items.n;
+        if (n_items == 0) continue;
+        if (due != NULL) add_values(m, due, due_d, m->dim_tiles);
         n_pairs++;
         due = pair;
         due_d = 0;
     }
-    finish_items(m, &items, items.n);
+    items_end(m, &items);
     if (due != NULL) add_values(m, due, due_d, m->dim_tiles);
 }
 
@@ -253,19 +252,22 @@ static void attend_block_late(struct many *m, int64_t begin)
     const int n_pairs = (int)amx_div_up(m->n_tiles, 2);
     items_begin(m, &items);
     for (int i = 0; i < n_pairs; i++)
-        pairs[i] = (struct pair){2 * i, m->p + i * 2 * P_BYTES, N_SUBS, 0, 0};
+        pairs[i] = (struct pair){2 * i, m->p + i * 2 * P_BYTES, N_SUBS, 0};
     for (int sub = 0; sub < N_SUBS; sub++) {
         find_item(m, begin, sub, n_pairs);
         for (int i = 0; i < n_pairs; i++) {
             const int n_tiles = 2 * i + 2 <= m->n_tiles ? 2 : 1;
-            if (!is_pair_seeing(m, &pairs[i], n_tiles, begin, sub)) continue;
+            if (!pair_sees(m, &pairs[i], n_tiles, begin, sub)) {
+                zero_weights(&pairs[i], n_tiles, sub);
+                continue;
+            }
             next_item(m, begin, &pairs[i], n_tiles, sub, &items, NULL, 0);
             if (sub < pairs[i].sub_begin) pairs[i].sub_begin = sub;
             pairs[i].sub_end = sub + 1;
         }
         make_values(m, m->n_parts_v); /* what is left, where some see nothing */
     }
-    finish_items(m, &items, items.n);
+    items_end(m, &items);
     add_late_values(m, pairs, n_pairs);
 }
 
@@ -393,7 +395,7 @@ static size_t carve(struct many *m, int64_t n_tiles, void *base)
     uintptr_t at = (uintptr_t)base;
     const int64_t lanes = n_tiles * VF_LANES * (int64_t)sizeof(float);
     m->a.zeros = amx_take(&at, attn_max(m->a.k_steps, m->a.v_steps) * TILE_ROW_BYTES);
-    for (int i = 0; i <= LAG; i++) m->s[i] = amx_take(&at, 2 * SUB_KEYS * TILE_ROW_BYTES);
+    for (int i = 0; i < 2; i++) m->s[i] = amx_take(&at, 2 * SUB_KEYS * TILE_ROW_BYTES);
     m->p = amx_take(&at, (m->is_late ? amx_div_up(n_tiles, 2) * 2 : 4) * P_BYTES);
     m->tiles = amx_take(&at, n_tiles * (int64_t)sizeof(*m->tiles));
     m->row_lo = amx_take(&at, 2 * lanes);

@@ -97,7 +97,6 @@ struct pair {
     int64_t tile;
     char *p;
     int sub_begin, sub_end;
-    int64_t n_items; /* of the block, up to its last */
 };
 
 /* 32 dims and one row tile or two: C 0-3. O^T += V^T P^T, V^T streams; late:

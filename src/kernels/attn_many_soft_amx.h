@@ -17,7 +17,6 @@ enum {
     P_BYTES = N_SUBS * SUB_BYTES,           /* of a row tile */
     LATE_TILES = 16,                        /* so many at most: late */
     FETCH_BYTES = 2048,                     /* ahead of rows that are read one after the other */
-    LAG = 1, /* items from scores to their softmax; 2 gained nothing */
     ROWS_LEAST = 96,
     ROWS_MOST = 1024,
     O_BYTES = 512 << 10 /* of O^T, which stays in L2 */
@@ -38,7 +37,7 @@ struct many {
     int64_t *row_lo, *row_hi;                /* [n_tiles][16] */
     char *q;                                 /* [n_tiles][k_steps][n_parts] tiles */
     int64_t n_parts;                         /* of q: 1 where bf16 holds it, else 2 */
-    float *s[LAG + 1];                       /* [2 row tiles][SUB_KEYS][16] */
+    float *s[2];                             /* [2 row tiles][SUB_KEYS][16] */
     bool is_late;                            /* values wait for the last pair's weights */
     char *p;                                 /* [2 or all row tiles of 2][KEYS / 2][16][2] */
     char *vt;                                /* V^T, late V: [dim_tiles][KEY_STEPS] tiles */
