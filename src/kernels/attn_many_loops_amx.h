@@ -99,8 +99,25 @@ struct pair {
     int sub_begin, sub_end;
 };
 
-/* 32 dims and one row tile or two: C 0-3. O^T += V^T P^T, V^T streams; late:
- * O += P V, P streams. */
+/* Of what is read once (t1) or again and again. */
+#define TILE_FETCH(tile, at, once)                                                                 \
+    do {                                                                                           \
+        if (once)                                                                                  \
+            TILE_STREAM(tile, at, TILE_ROW_BYTES);                                                 \
+        else                                                                                       \
+            TILE_LOAD(tile, at, TILE_ROW_BYTES);                                                   \
+    } while (0)
+/* c += v p, or p v. */
+#define TILE_PV(c, v, p, p_first)                                                                  \
+    do {                                                                                           \
+        if (p_first)                                                                               \
+            TILE_DP(c, p, v);                                                                      \
+        else                                                                                       \
+            TILE_DP(c, v, p);                                                                      \
+    } while (0)
+
+/* 32 dims and one row tile or two: C 0-3, V 4-5, P 6-7. O^T += V^T P^T, V^T passes by once; late:
+ * O += P V, P does. */
 AMX_INLINE void values_block(struct many *m, const struct pair *pair, int64_t d, bool two,
                              bool is_late)
 {
@@ -116,28 +133,15 @@ AMX_INLINE void values_block(struct many *m, const struct pair *pair, int64_t d,
     for (int i = pair->sub_begin; i < pair->sub_end; i++) {
         const char *const p = pair->p + i * TILE_BYTES;
         const char *const v = vt + i * TILE_BYTES;
-        if (is_late) {
-            TILE_STREAM(6, p, TILE_ROW_BYTES);
-            TILE_LOAD(4, v, TILE_ROW_BYTES);
-            TILE_DP(0, 6, 4);
-            TILE_LOAD(5, v + KEY_STEPS * TILE_BYTES, TILE_ROW_BYTES);
-            TILE_DP(1, 6, 5);
-            if (two) {
-                TILE_STREAM(7, p + P_BYTES, TILE_ROW_BYTES);
-                TILE_DP(2, 7, 4);
-                TILE_DP(3, 7, 5);
-            }
-        } else {
-            TILE_LOAD(6, p, TILE_ROW_BYTES);
-            TILE_STREAM(4, v, TILE_ROW_BYTES);
-            TILE_DP(0, 4, 6);
-            TILE_STREAM(5, v + KEY_STEPS * TILE_BYTES, TILE_ROW_BYTES);
-            TILE_DP(1, 5, 6);
-            if (two) {
-                TILE_LOAD(7, p + P_BYTES, TILE_ROW_BYTES);
-                TILE_DP(2, 4, 7);
-                TILE_DP(3, 5, 7);
-            }
+        TILE_FETCH(6, p, is_late);
+        TILE_FETCH(4, v, !is_late);
+        TILE_PV(0, 4, 6, is_late);
+        TILE_FETCH(5, v + KEY_STEPS * TILE_BYTES, !is_late);
+        TILE_PV(1, 5, 6, is_late);
+        if (two) {
+            TILE_FETCH(7, p + P_BYTES, is_late);
+            TILE_PV(2, 4, 7, is_late);
+            TILE_PV(3, 5, 7, is_late);
         }
     }
     TILE_STORE(0, o0, TILE_ROW_BYTES);
