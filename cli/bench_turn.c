@@ -2,17 +2,12 @@
 #include "cli/bench_turn.h"
 
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/hash_priv.h"
 #include "base/status_priv.h"
-
-/* FNV-1a. */
-static uint64_t add_text(uint64_t key, const char *text)
-{
-    for (; *text != '\0'; text++) key = (key ^ (unsigned char)*text) * UINT64_C(1099511628211);
-    return key;
-}
 
 /* The same for ranks whose clocks are one: the same boot of a kernel, the same offset of its clock
  * (containers may have one of their own). */
@@ -25,11 +20,11 @@ static uint64_t clock_key(void)
         if (fgets(text, sizeof(text), f) == NULL) text[0] = '\0';
         fclose(f);
     }
-    uint64_t key = add_text(UINT64_C(14695981039346656037), text);
+    uint64_t key = dcp__hash_bytes(DCP__HASH_BEGIN, text, strlen(text));
     if (text[0] == '\0') { /* no boot's name: at least hosts do not share a clock */
         char host[256] = "";
         (void)gethostname(host, sizeof(host) - 1);
-        key = add_text(key, host);
+        key = dcp__hash_bytes(key, host, strlen(host));
     }
     if (stat("/proc/self/ns/time", &st) == 0) key ^= (uint64_t)st.st_ino;
     return key;

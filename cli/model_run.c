@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/alloc_priv.h"
+#include "base/hash_priv.h"
 #include "base/status_priv.h"
 
 dcp_status model_cache_dir(char *buf, size_t n_bytes)
@@ -117,22 +118,15 @@ struct run_card {
     int32_t kv_dtype, compute;
 };
 
-static uint64_t hash(uint64_t h, const void *bytes, size_t n_bytes)
-{
-    const unsigned char *b = bytes; /* FNV-1a */
-    for (size_t i = 0; i < n_bytes; i++) h = (h ^ b[i]) * UINT64_C(1099511628211);
-    return h;
-}
-
 static uint64_t model_hash(const struct gguf *g)
 {
-    uint64_t h = UINT64_C(14695981039346656037);
+    uint64_t h = DCP__HASH_BEGIN;
     for (size_t i = 0; i < gguf_n_tensors(g); i++) {
         const struct gguf_tensor *t = gguf_tensor_at(g, i);
-        h = hash(h, t->name, strlen(t->name));
-        h = hash(h, t->dims, sizeof(t->dims));
-        h = hash(h, &t->qtype, sizeof(t->qtype));
-        h = hash(h, &t->file_offset, sizeof(t->file_offset));
+        h = dcp__hash_bytes(h, t->name, strlen(t->name));
+        h = dcp__hash_bytes(h, t->dims, sizeof(t->dims));
+        h = dcp__hash_bytes(h, &t->qtype, sizeof(t->qtype));
+        h = dcp__hash_bytes(h, &t->file_offset, sizeof(t->file_offset));
     }
     return h;
 }
@@ -178,10 +172,9 @@ dcp_status model_session(dcp_group *g, const struct model_file *m, const struct 
                          const struct binding *binding, const struct token_list *ids,
                          int64_t n_tokens, struct session **out)
 {
-    const uint64_t seed = UINT64_C(14695981039346656037);
     struct run_card card;
     memset(&card, 0, sizeof(card));
-    card.ids_hash = hash(seed, ids->ids, ids->n * sizeof(ids->ids[0]));
+    card.ids_hash = dcp__hash_bytes(DCP__HASH_BEGIN, ids->ids, ids->n * sizeof(ids->ids[0]));
     card.n_ids = ids->n;
     card.model_hash = model_hash(m->file);
     card.context = n_tokens;

@@ -9,6 +9,7 @@
  * Cost: direct 2 records and one copy; staged 1 record more per tile and two copies. */
 #include <string.h>
 
+#include "base/hash_priv.h"
 #include "group/group_core_priv.h"
 
 /* One buffer of gather_cols. */
@@ -206,8 +207,8 @@ dcp_status dcp__allreduce_sent(dcp_group *g, float *buf, size_t n)
 
 static uint64_t hash_cols(const dcp_group *g, const size_t *off)
 {
-    uint64_t h = UINT64_C(0xcbf29ce484222325);
-    for (int r = 0; r <= g->size; r++) h = (h ^ off[r]) * UINT64_C(0x100000001b3);
+    uint64_t h = DCP__HASH_BEGIN;
+    for (int r = 0; r <= g->size; r++) h = dcp__hash_value(h, off[r]);
     return h;
 }
 

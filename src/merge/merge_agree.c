@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/clock_priv.h"
+#include "base/hash_priv.h"
 #include "group/group_priv.h"
 #include "merge/merge_priv.h"
 #include "num/dtype_priv.h"
@@ -352,9 +353,8 @@ static dcp_status find_sources(struct dcp_merge *m, struct dcp__merge_run *run,
 
 uint64_t dcp__merge_sink_print(const float *sink, int64_t n)
 {
-    uint64_t h = UINT64_C(14695981039346656037); /* FNV-1a, a float at a time */
-    for (int64_t i = 0; i < n; i++)
-        h = (h ^ dcp__f32_bits(sink[i] + 0.0f)) * UINT64_C(1099511628211);
+    uint64_t h = DCP__HASH_BEGIN;
+    for (int64_t i = 0; i < n; i++) h = dcp__hash_value(h, dcp__f32_bits(sink[i] + 0.0f));
     return h;
 }
 
