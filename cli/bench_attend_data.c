@@ -6,6 +6,7 @@
 
 #include "base/alloc_priv.h"
 #include "base/status_priv.h"
+#include "kernels/kernels_priv.h"
 
 enum { TABLE_ELEMS = 1 << 16, STORE_TOKENS = 64 };
 
@@ -137,9 +138,8 @@ static const double largest_value = 127.0 / 64.0;
 
 double attend_data_weight_error(const struct attend_shape *s, const char *kernel)
 {
-    const int64_t few = 32; /* rows of a KV head whose weights tiles take as two parts */
-    if (strstr(kernel, "bf16") == NULL || strstr(kernel, "amx") == NULL) return 0.0;
-    return s->n_tokens * (s->n_heads / s->n_kv_heads) > few ? 0x1p-8 : 0.0;
+    const int64_t call_rows = s->n_tokens * (s->n_heads / s->n_kv_heads);
+    return dcp__attn_cuts_weights(kernel, call_rows) ? 0x1p-8 : 0.0;
 }
 
 /* [D] each: the weighted mean of the values; sums of w^2 v and w^2 v^2. */

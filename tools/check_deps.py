@@ -28,6 +28,7 @@ EXCEPTIONS = {
     ("cli", "base/cpu_priv.h"): "`info` prints what the library detects",
     ("cli", "group/group_priv.h"): "`bench merge` reads the peers' partials itself, for the roof",
     ("cli", "base/hash_priv.h"): "the hash by which the library, too, sees that ranks hold the same",
+    ("cli", "kernels/kernels_priv.h"): "`bench attend` asks how far a kernel cuts weights, for what it may be off",
     ("cli", "base/pool_priv.h"): "the roofs of `bench attend` run on the threads that attend",
 }
 OUTER = {  # folders outside src/: parts of src/ and outer folders that they may see, public headers besides

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What attention kernels want of their caller: scratch, and rows of a job. */
+/* What attention kernels want of their caller, scratch and rows of a job, and where they cut. */
+#include <string.h>
+
 #include "kernels/attn_amx_priv.h"
 
 size_t dcp__attn_scratch_bytes_for(dcp_isa isa, int64_t n_rows, int64_t dk, int64_t dv)
@@ -26,4 +28,9 @@ int64_t dcp__attn_rows_most(dcp_isa isa, int64_t dv)
     (void)isa;
     (void)dv;
     return DCP__ATTN_ROWS_MAX;
+}
+
+bool dcp__attn_cuts_weights(const char *kernel, int64_t call_rows)
+{
+    return strcmp(kernel, "dcp__attn_bf16__amx") == 0 && call_rows > AMX_FEW_ROWS;
 }

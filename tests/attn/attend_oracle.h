@@ -4,7 +4,7 @@
 #define DCP_TESTS_ATTN_ATTEND_ORACLE_H
 
 #include "attn/attend_case.h"
-#include "kernels/attn_amx_priv.h"
+#include "kernels/kernels_priv.h"
 #include "ref/ref_attend.h"
 
 static void print_call(const struct call *c)
@@ -63,12 +63,10 @@ static double project_value(const struct call *c, const double *row, const doubl
     return sum;
 }
 
-/* Does a sequence of the call take the kernel of many rows on tiles, which rounds q to two bf16
- * parts and weights to one? */
 static bool is_in_parts(const struct call *c, int64_t s)
 {
-    return c->dtype == DCP_BF16 && strstr(world.answer->info[0].kernel, "amx") != NULL &&
-           c->n_rows[s] * (c->n_heads / c->n_kv_heads) > AMX_FEW_ROWS;
+    return dcp__attn_cuts_weights(world.answer->info[0].kernel,
+                                  c->n_rows[s] * (c->n_heads / c->n_kv_heads));
 }
 
 static void expect_oracle(const struct call *c)

@@ -647,6 +647,8 @@ static void show_error(const char *name, int64_t dk, int64_t dv, int64_t n_keys,
     print_message("%-22s error of out (values in [-0.5, 1.5)): rms %.1e; of lse: most %.1e\n", name,
                   out, lse);
     assert_true(out <= most_out && lse <= most_lse);
+    /* Whoever asks is told what was seen. */
+    assert_true(dcp__attn_cuts_weights("dcp__attn_bf16__amx", f.job.call_rows) == (out > 1e-5));
     free(want);
     fixture_free(&f);
 }
@@ -655,6 +657,8 @@ static void test_accuracy(void **state)
     (void)state;
     rng_state = 17;
     show_error("few, 128/128, 2048", 128, 128, 2048, 0, 1.5e-6, 4e-6);
+    show_error("few, 32 rows", 128, 128, 2048, 32, 1.5e-6, 4e-6);
+    show_error("many, 33 rows", 128, 128, 2048, 33, 5e-4, 2e-5);
     show_error("many, 128/128, 2048", 128, 128, 2048, 1000, 5e-4, 2e-5);
     show_error("few, 576/512, 512", 576, 512, 512, 0, 1.5e-6, 4e-6);
     show_error("many, 576/512, 512", 576, 512, 512, 1000, 5e-4, 2e-5);
@@ -689,6 +693,8 @@ static void test_choice(void **state)
     }
     assert_int_equal(dcp__attn_rows_most(DCP_ISA_AVX512, 128), DCP__ATTN_ROWS_MAX);
     assert_true(dcp__attn_rows_most(DCP_ISA_AMX, 128) >= DCP__ATTN_ROWS_MAX);
+    for (int dtype = DCP_F32; dtype <= DCP_BF16; dtype++)
+        assert_false(dcp__attn_cuts_weights(k.attn_name[dtype], 1000)); /* of AVX-512 */
 }
 
 int main(int argc, char **argv)
