@@ -66,51 +66,72 @@ static dcp_status peer_refused(const struct dcp_merge *m, int rank, int32_t stat
                      rank, m->rank, text);
 }
 
-#define DISAGREE(m, what, fmt, mine, r, theirs)                                                    \
-    dcp__fail(DCP_ERR_MISMATCH,                                                                    \
-              "merge create: ranks disagree on %s: rank 0 has " fmt ", rank %d has " fmt           \
-              " (seen by rank %d)",                                                                \
-              what, mine, r, theirs, (m)->rank)
+/* What a field of a description holds. */
+enum kind {
+    KIND_COUNT,
+    KIND_BASE,
+    KIND_CUT,
+    KIND_TYPE,
+    KIND_NONFINITE,
+    KIND_FLAG,
+    KIND_FORM,
+    KIND_ORDER,
+    KIND_ALGO,
+    N_KINDS
+};
+enum { VALUE_BYTES = 24 };
+
+/* The value as a caller knows it; in buf where it is a number. */
+static const char *value_text(enum kind kind, int64_t x, char *buf)
+{
+    static const char *const names[N_KINDS][3] = {
+        [KIND_BASE] = {"unset", "base e", "base 2"},
+        [KIND_CUT] = {"heads", "tokens", "none"},
+        [KIND_NONFINITE] = {"zero", "propagate", "error"},
+        [KIND_FLAG] = {"no", "yes"},
+        [KIND_FORM] = {"lse", "max-sum"},
+        [KIND_ORDER] = {"default", "rank", "any"},
+    };
+    if (kind == KIND_TYPE) return dcp_dtype_name((dcp_dtype)x);
+    if (kind == KIND_ALGO) return dcp_merge_algo_name((dcp_merge_algo)x);
+    if (x >= 0 && x < 3 && names[kind][x] != NULL) return names[kind][x];
+    snprintf(buf, VALUE_BYTES, "%lld", (long long)x);
+    return buf;
+}
 
 static dcp_status compare_create(const struct dcp_merge *m, const struct create_record *a,
                                  const struct create_record *b, int r)
 {
     const struct {
         const char *what;
-        long long a, b;
-    } numbers[] = {
-        {"max_tokens", a->max_tokens, b->max_tokens},
-        {"n_heads", a->n_heads, b->n_heads},
-        {"dim", a->dim, b->dim},
-        {"lse_base", a->lse_base, b->lse_base},
-        {"cut", a->cut, b->cut},
-        {"nonfinite", a->nonfinite, b->nonfinite},
-        {"has_sink", a->has_sink, b->has_sink},
-        {"has_kv_len", a->has_kv_len, b->has_kv_len},
-        {"lse_form", a->lse_form, b->lse_form},
-        {"order", a->order, b->order},
+        enum kind kind;
+        int64_t a, b;
+    } fields[] = {
+        {"max_tokens", KIND_COUNT, a->max_tokens, b->max_tokens},
+        {"n_heads", KIND_COUNT, a->n_heads, b->n_heads},
+        {"dim", KIND_COUNT, a->dim, b->dim},
+        {"lse_base", KIND_BASE, a->lse_base, b->lse_base},
+        {"cut", KIND_CUT, a->cut, b->cut},
+        {"nonfinite", KIND_NONFINITE, a->nonfinite, b->nonfinite},
+        {"has_sink", KIND_FLAG, a->has_sink, b->has_sink},
+        {"has_kv_len", KIND_FLAG, a->has_kv_len, b->has_kv_len},
+        {"lse_form", KIND_FORM, a->lse_form, b->lse_form},
+        {"order", KIND_ORDER, a->order, b->order},
+        {"out_type", KIND_TYPE, a->out_type, b->out_type},
+        {"lse_type", KIND_TYPE, a->lse_type, b->lse_type},
+        {"merged_type", KIND_TYPE, a->merged_type, b->merged_type},
+        {"wire_type", KIND_TYPE, a->wire_type, b->wire_type},
+        {"algo", KIND_ALGO, a->algo, b->algo},
     };
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
-        if (numbers[i].a != numbers[i].b)
-            return DISAGREE(m, numbers[i].what, "%lld", numbers[i].a, r, numbers[i].b);
+    char buf[2][VALUE_BYTES];
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+        if (fields[i].a == fields[i].b) continue;
+        return dcp__fail(DCP_ERR_MISMATCH,
+                         "merge create: ranks disagree on %s: rank 0 has %s, rank %d has %s "
+                         "(seen by rank %d)",
+                         fields[i].what, value_text(fields[i].kind, fields[i].a, buf[0]), r,
+                         value_text(fields[i].kind, fields[i].b, buf[1]), m->rank);
     }
-    const struct {
-        const char *what;
-        uint8_t a, b;
-    } types[] = {
-        {"out_type", a->out_type, b->out_type},
-        {"lse_type", a->lse_type, b->lse_type},
-        {"merged_type", a->merged_type, b->merged_type},
-        {"wire_type", a->wire_type, b->wire_type},
-    };
-    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
-        if (types[i].a != types[i].b)
-            return DISAGREE(m, types[i].what, "%s", dcp_dtype_name((dcp_dtype)types[i].a), r,
-                            dcp_dtype_name((dcp_dtype)types[i].b));
-    }
-    if (a->algo != b->algo)
-        return DISAGREE(m, "algo", "%s", dcp_merge_algo_name((dcp_merge_algo)a->algo), r,
-                        dcp_merge_algo_name((dcp_merge_algo)b->algo));
     return DCP_OK;
 }
 

@@ -70,6 +70,69 @@ static void test_no_place(void **state)
     }
 }
 
+/* Every field that must be the same, rank 1 with each other value: the text names both as a caller
+ * knows them. */
+#define FIELD(name) #name, offsetof(dcp_merge_desc, name), sizeof(((dcp_merge_desc *)0)->name)
+static const struct field {
+    const char *name;
+    size_t offset, n_bytes;
+    int first; /* value, of the texts */
+    const char *texts[8];
+} fields[] = {
+    {FIELD(max_tokens), SIMPLE_T, {"5", "6"}},
+    {FIELD(n_heads), SIMPLE_H, {"6", "7"}},
+    {FIELD(dim), SIMPLE_D, {"33", "34"}},
+    {FIELD(lse_base), DCP_LSE_BASE_E, {"base e", "base 2"}},
+    {FIELD(cut), DCP_CUT_HEADS, {"heads", "tokens", "none"}},
+    {FIELD(out_type), DCP_F32, {"f32", "f16", "bf16"}},
+    {FIELD(lse_type), DCP_F32, {"f32", "f16", "bf16"}},
+    {FIELD(merged_type), DCP_F32, {"f32", "f16", "bf16"}},
+    {FIELD(wire_type), DCP_F32, {"f32", "f16", "bf16"}},
+    {FIELD(nonfinite), DCP_NONFINITE_ZERO, {"zero", "propagate", "error"}},
+    {FIELD(has_sink), 0, {"no", "yes"}},
+    {FIELD(has_kv_len), 0, {"no", "yes"}},
+    {FIELD(lse_form), DCP_LSE_FORM_LSE, {"lse", "max-sum"}},
+    {FIELD(order), DCP_MERGE_ORDER_DEFAULT, {"default", "rank", "any"}},
+    {FIELD(algo),
+     DCP_MERGE_AUTO,
+     {"auto", "direct", "alltoall", "halving", "hierarchical", "allreduce", "allreduce-temp"}},
+};
+static void set_field(dcp_merge_desc *d, const struct field *f, int value)
+{
+    const int64_t wide = value;
+    memcpy((char *)d + f->offset, f->n_bytes == 8 ? (const void *)&wide : &value, f->n_bytes);
+}
+static int disagreement(dcp_group *g, void *user)
+{
+    (void)user;
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+        const struct field *const f = &fields[i];
+        for (int a = 0; f->texts[a] != NULL; a++) {
+            for (int b = 0; f->texts[b] != NULL; b++) {
+                if (a == b) continue;
+                char want[128];
+                snprintf(want, sizeof(want), "disagree on %s: rank 0 has %s, rank 1 has %s (seen",
+                         f->name, f->texts[a], f->texts[b]);
+                struct simple *s = simple_new(g, algo_now);
+                set_field(&s->desc, f, f->first + (s->rank == 1 ? b : a));
+                EXPECT(simple_create(s) == DCP_ERR_MISMATCH);
+                EXPECT(strstr(dcp_last_error(), want) != NULL);
+                simple_free(s);
+            }
+        }
+    }
+    struct simple *s = simple_new(g, algo_now);
+    EXPECT(simple_create(s) == DCP_OK && simple_run(s) == DCP_OK);
+    simple_free(s);
+    return 0;
+}
+static void test_disagreement(void **state)
+{
+    (void)state;
+    for (algo_now = DCP_MERGE_AUTO; algo_now <= DCP_MERGE_ALLTOALL; algo_now++)
+        assert_int_equal(ranks_threads(3, 20.0, disagreement, NULL), 0);
+}
+
 /* A refusal whose text fills a record: all get it whole, without the place in the first rank's
  * source, which would be cut and tell the others nothing. */
 static int long_text(dcp_group *g, void *user)
@@ -118,9 +181,8 @@ static void test_largest_workspace(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_result_at_peer),
-        cmocka_unit_test(test_no_place),
-        cmocka_unit_test(test_long_text),
+        cmocka_unit_test(test_result_at_peer),    cmocka_unit_test(test_no_place),
+        cmocka_unit_test(test_disagreement),      cmocka_unit_test(test_long_text),
         cmocka_unit_test(test_largest_workspace),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
