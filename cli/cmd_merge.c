@@ -24,7 +24,7 @@ enum { EXIT_DIFFERS = 1, EXIT_TROUBLE = 2 };
 struct merge_values {
     struct rank_opts rank;
     int lse_base; /* -1 = not given */
-    int cut, algo, nonfinite, out_dtype, wire_dtype;
+    int cut, algo, order, nonfinite, out_dtype, wire_dtype;
     uint64_t memory;
     const char *sink, *output, *compare;
     double rtol, atol; /* < 0: of the types */
@@ -50,6 +50,9 @@ static const struct option_def merge_options[] = {
      "how the ranks share the merging (default heads)"},
     {"algo", 0, OPT_ENUM, AT(algo), NULL, 0, 0, ALGO_CHOICES "|allreduce-temp",
      "merge algorithm (default auto)"},
+    {"order", 0, OPT_ENUM, AT(order), NULL, 0, 0, "auto|rank|any",
+     "order in which partials are summed: rank refuses an --algo that has another, any lets auto "
+     "take one (default auto: rank order, or that of --algo)"},
     {"nonfinite", 0, OPT_ENUM, AT(nonfinite), NULL, 0, 0, "zero|propagate|error",
      "NaN and infinities of out in non-empty rows (default zero); an LSE of NaN or +inf makes its "
      "row empty, with error too, and is counted"},
@@ -212,14 +215,15 @@ static void print_report(dcp_group *g, const struct merge_values *v, const dcp_m
     options_choice(CUT_CHOICES, v->cut, cut, sizeof(cut));
     if (!v->json) {
         fprintf(stderr,
-                "merged %d partial%s (%s, %s, cut by %s)%s%s\n"
+                "merged %d partial%s (%s, %s order, %s, cut by %s)%s%s\n"
                 "%lld non-finite value%s, %lld bad and %lld empty LSEs\n"
                 "workspace %s a rank, %s moved\n",
-                dcp_group_size(g), message_s(dcp_group_size(g)), info->algo_name, dcp_group_kind(g),
-                cut, v->output != NULL ? " into " : "", v->output != NULL ? v->output : "",
-                (long long)stats->nonfinite_values, message_s(stats->nonfinite_values),
-                (long long)stats->lse_bad, (long long)stats->lse_empty,
-                table_bytes((uint64_t)workspace_bytes, a), table_bytes((uint64_t)wire_bytes, b));
+                dcp_group_size(g), message_s(dcp_group_size(g)), info->algo_name, info->order,
+                dcp_group_kind(g), cut, v->output != NULL ? " into " : "",
+                v->output != NULL ? v->output : "", (long long)stats->nonfinite_values,
+                message_s(stats->nonfinite_values), (long long)stats->lse_bad,
+                (long long)stats->lse_empty, table_bytes((uint64_t)workspace_bytes, a),
+                table_bytes((uint64_t)wire_bytes, b));
         if (v->compare != NULL) compare_print(compared, stdout);
         return;
     }
@@ -227,6 +231,7 @@ static void print_report(dcp_group *g, const struct merge_values *v, const dcp_m
     jout_begin(&j, stdout);
     jout_int(&j, "ranks", dcp_group_size(g));
     jout_str(&j, "algo", info->algo_name);
+    jout_str(&j, "order", info->order);
     jout_str(&j, "comm", dcp_group_kind(g));
     jout_str(&j, "cut", cut);
     jout_int(&j, "nonfinite_values", stats->nonfinite_values);
@@ -254,6 +259,7 @@ static dcp_status run_merge(dcp_group *g, const struct merge_values *v, struct m
     desc.wire_type = (dcp_dtype)v->wire_dtype;
     desc.nonfinite = (dcp_nonfinite)v->nonfinite;
     desc.algo = (dcp_merge_algo)v->algo;
+    desc.order = (dcp_merge_order)v->order;
     desc.has_sink = m->sink != NULL;
     desc.has_kv_len = m->n_visible != NULL;
     desc.workspace_limit_bytes = (size_t)v->memory;

@@ -90,6 +90,7 @@ class Usage(unittest.TestCase):
         self.refused(["attend", "--scale", "nan", "-o", "x", "f"], "--scale", "'nan'")
         self.refused(["merge", "--lse-base", "10", "-o", "x", "f"], "--lse-base", "'10'", "e|2")
         self.refused(["merge", "--algo=fast", "-o", "x", "f"], "'fast'", "direct|alltoall")
+        self.refused(["merge", "--order", "fast", "-o", "x", "f"], "--order", "'fast'", "auto|rank|any")
         self.refused(["merge", "--json=1", "-o", "x", "f"], "--json", "no value")
         self.refused(["generate", "--top-p", "0", "-m", "x", "-p", "y"], "--top-p", "'0'")
         self.refused(["generate", "--temp", "-1", "-m", "x", "-p", "y"], "--temp", "'-1'")
@@ -307,7 +308,7 @@ class Files(unittest.TestCase):
 
     def test_merge_json(self):
         said = self.merge()
-        self.assertEqual(set(said), {"ranks", "algo", "comm", "cut", "nonfinite_values", "lse_bad", "lse_empty", "workspace_bytes", "wire_bytes"})
+        self.assertEqual(set(said), {"ranks", "algo", "order", "comm", "cut", "nonfinite_values", "lse_bad", "lse_empty", "workspace_bytes", "wire_bytes"})
         self.assertEqual((said["ranks"], said["comm"], said["cut"]), (2, "shm", "heads"))
 
     def test_environment_and_flag(self):
@@ -323,6 +324,18 @@ class Files(unittest.TestCase):
             with open(self.path("o"), "rb") as f:
                 seen.add(f.read())
         self.assertEqual(len(seen), 1)
+
+    def test_merge_order(self):
+        for args, algo, order in (([], "direct", "rank"), (["--algo", "halving"], "halving", "halving"), (["--order", "rank"], "direct", "rank"),
+                                  (["--order", "rank", "--algo", "alltoall"], "alltoall", "rank"), (["--order", "any"], "direct", "rank"),
+                                  (["--order", "any", "--algo", "hierarchical"], "hierarchical", "host")):
+            said = self.merge(*args)
+            self.assertEqual((said["algo"], said["order"]), (algo, order), args)
+        self.failed(["merge", "--lse-base", "e", "-o", self.path("none"), "--order", "rank", "--algo", "halving", *TWO_FILES], "rank order", "halving")
+        self.assertFalse(os.path.exists(self.path("none")))
+        rc, _, err = run("merge", "--lse-base", "e", "-o", self.path("o"), "--algo", "halving", *TWO_FILES)
+        self.assertEqual(rc, 0, err)
+        self.assertIn("(halving, halving order, shm, cut by heads)", err)
 
     def test_missing_file(self):
         self.failed(["merge", "--lse-base", "e", "-o", self.path("o"), TWO_FILES[0], self.path("none")], self.path("none"), "rank 1")
