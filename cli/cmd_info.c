@@ -187,6 +187,21 @@ static void print_groups(const struct machine *m)
     }
 }
 
+static void print_kernels(const struct machine *m)
+{
+    int family = 0, types = 0; /* widths */
+    for (size_t i = 0; i < m->n_kernels; i++) {
+        const struct kernel_choice *const k = &m->kernels[i];
+        if ((int)strlen(k->family) > family) family = (int)strlen(k->family);
+        if ((int)strlen(k->types) > types) types = (int)strlen(k->types);
+    }
+    printf("kernels\n");
+    for (size_t i = 0; i < m->n_kernels; i++) {
+        const struct kernel_choice *const k = &m->kernels[i];
+        printf("  %-*s  %-*s  %s\n", family, k->family, types, k->types, k->name);
+    }
+}
+
 static void print_text(const struct machine *m)
 {
     struct feature f[16];
@@ -216,9 +231,7 @@ static void print_text(const struct machine *m)
              why, why[0] ? ")" : "");
     message_fold(stdout, "level", INDENT, text);
     print_groups(m);
-    printf("kernels\n");
-    for (size_t i = 0; i < m->n_kernels; i++)
-        printf("  %-10s %-14s %s\n", m->kernels[i].family, m->kernels[i].types, m->kernels[i].name);
+    print_kernels(m);
 }
 
 static void json_features(struct json_out *j, const struct machine *m)

@@ -51,6 +51,12 @@ class Output(unittest.TestCase):
         for c in COMMANDS:
             self.fits(run(*c.split(), "--help")[1])
 
+    def test_info_lists_kernels_in_columns(self):
+        lines = run("info")[1].split("\nkernels\n")[1].splitlines()
+        rows = [(k["family"], k["types"], k["name"]) for k in json.loads(run("info", "--json")[1])["kernels"]]
+        at = [max(len(row[column]) for row in rows) + 2 for column in (0, 1)]
+        self.assertEqual(lines, [f"  {family:{at[0]}}{types:{at[1]}}{name}" for family, types, name in rows])
+
     def test_info_asks_each_mpi_itself(self):
         found = {m["name"]: m["text"] for m in json.loads(run("info", "--json")[1])["groups"]["mpi"] if m["loads"]}
         if "openmpi" in found:
