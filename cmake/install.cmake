@@ -1,10 +1,18 @@
 # Where `make install` puts things. PREFIX is CMAKE_INSTALL_PREFIX; DESTDIR works as everywhere.
+set(docdir_given ${CMAKE_INSTALL_DOCDIR})
 include(GNUInstallDirs)
+if(NOT docdir_given) # else it would be the library's name, while libexec has the command's
+  set(CMAKE_INSTALL_DOCDIR ${CMAKE_INSTALL_DATAROOTDIR}/doc/dcp-attn)
+endif()
 install(TARGETS dcpattn dcpattn_static
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/dcpattn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+# Side by side as in the source, so that README's links lead somewhere.
 install(FILES ${CMAKE_SOURCE_DIR}/LICENSE ${CMAKE_SOURCE_DIR}/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/docs DESTINATION ${CMAKE_INSTALL_DOCDIR}
+  FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/examples DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.c")
 if(TARGET dcp-attn)
   install(TARGETS dcp-attn RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   install(PROGRAMS ${CMAKE_SOURCE_DIR}/scripts/fetch-model.sh DESTINATION ${CMAKE_INSTALL_LIBEXECDIR}/dcp-attn)

@@ -201,6 +201,7 @@ class Install(unittest.TestCase):
         self.assertIn(f"Usage: {script} NAME\n", subprocess.run([script, "--help"], capture_output=True, text=True).stdout)
         pc = [d for d, _, files in os.walk(folder) if "dcpattn.pc" in files][0]
         env = environment({"PKG_CONFIG_PATH": pc, "LD_LIBRARY_PATH": os.path.dirname(pc)})
+        self.has_docs(os.path.join(folder, "share", "doc", "dcp-attn"), folder, env)
         with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
             source = re.search(r"```c\n(/\* merge\.c.*?)```", f.read(), re.S).group(1)
         with open(os.path.join(folder, "merge.c"), "w") as f:
@@ -220,6 +221,26 @@ class Install(unittest.TestCase):
             p = subprocess.run([*MPIRUNS[name], program], capture_output=True, text=True, env=env, timeout=120)
             self.assertEqual(p.returncode, 0, p.stderr)
             self.assertEqual(sorted(p.stdout.split("\n"))[1:], ["rank 0 of 2: 0.5", "rank 1 of 2: 0.5"], name)
+
+    def has_docs(self, docs, folder, env):
+        """What README points to is there, and an example builds with what was installed, and runs."""
+        for name in ["README.md", *(os.path.join("docs", f) for f in os.listdir(os.path.join(docs, "docs")) if f.endswith(".md"))]:
+            with open(os.path.join(docs, name), encoding="utf-8") as f:
+                links = re.findall(r"\]\(([^)#:]+)\)", f.read())
+            for link in links:
+                if os.path.basename(link) != "CONTRIBUTING.md":  # of the source
+                    self.assertTrue(os.path.exists(os.path.join(docs, os.path.dirname(name), link)), (name, link))
+        for kind in ("docs", "examples"):
+            sources = [f for f in os.listdir(os.path.join(ROOT, kind)) if f.endswith((".md", ".svg", ".c"))]
+            self.assertEqual(sorted(os.listdir(os.path.join(docs, kind))), sorted(sources))
+        flags = subprocess.run(["pkg-config", "--cflags", "--libs", "dcpattn"], capture_output=True, text=True, env=env)
+        self.assertEqual(flags.returncode, 0, flags.stderr)
+        program = os.path.join(folder, "merge_threads")
+        p = subprocess.run(["cc", os.path.join(docs, "examples", "merge_threads.c"), "-o", program, "-pthread", *flags.stdout.split(), "-lm"],
+                           capture_output=True, text=True)
+        self.assertEqual(p.returncode, 0, p.stderr)
+        p = subprocess.run([program], capture_output=True, text=True, env=env, timeout=60)
+        self.assertEqual(p.returncode, 0, p.stdout + p.stderr)
 
     def refuses_the_others_launcher(self, name, program, env):
         """Each process would be a world of one rank, and its result its own partial."""
