@@ -6,36 +6,20 @@
 static void check_call(const struct call *first, unsigned seed, int with_shm)
 {
     struct call c = *first;
-    fill_world(&c, seed);
-    run_group(&c);
-    expect_ok(&c);
-    expect_oracle(&c);
-    const size_t n_out = (size_t)(world.n_total * c.n_heads * out_width(&c)) * sizeof(float);
-    const size_t n_lse = (size_t)(world.n_total * c.n_heads) * sizeof(float);
-    float *out = malloc(n_out + 1), *lse = malloc(n_lse + 1);
-    memcpy(out, world.out, n_out);
-    memcpy(lse, world.lse, n_lse);
+    struct bits bits = run_first(&c, seed);
     c.n_threads = 2 + (int)(seed % 2);
     c.lends_pool = (int)(seed / 2 % 2);
     run_group(&c);
-    expect_same_bits(&c, "the number of threads", out, lse);
+    expect_same_bits(&c, "the number of threads", &bits);
     c.lends_pool = 0;
     c.n_threads = 1;
-    /* A limit a few rows above the least: ask create what it needs by giving too little. */
-    c.limit = 1;
-    run_group(&c);
-    size_t need = 0;
-    for (int r = 0; r < c.n_ranks; r++) {
-        assert_int_equal(world.answer->status[r], DCP_ERR_ARG);
-        const char *at = strstr(world.answer->text[r], "needs ");
-        if (at != NULL) need = (size_t)strtoull(at + 6, NULL, 10);
-    }
-    assert_true(need > 0);
+    /* A limit a few rows above the least. */
+    const size_t need = least_limit(&c);
     const size_t row = (size_t)c.n_heads * (size_t)(c.dk + c.dv + 1) * sizeof(float);
     for (size_t extra = 0; extra < 4; extra += 2) {
         c.limit = need + extra * row + (extra ? 256 : 0);
         run_group(&c);
-        expect_same_bits(&c, "the workspace limit", out, lse);
+        expect_same_bits(&c, "the workspace limit", &bits);
         for (int r = 1; r < c.n_ranks; r++)
             assert_int_equal(world.answer->info[r].tile_rows, world.answer->info[0].tile_rows);
     }
@@ -43,18 +27,16 @@ static void check_call(const struct call *first, unsigned seed, int with_shm)
     if (with_shm) {
         c.comm = COMM_SHM;
         run_group(&c);
-        expect_same_bits(&c, "the group", out, lse);
+        expect_same_bits(&c, "the group", &bits);
         c.comm = COMM_THREADS;
     }
     static const dcp_merge_algo algos[] = {DCP_MERGE_DIRECT, DCP_MERGE_ALLTOALL};
     for (int i = 0; i < 2; i++) {
         c.algo = algos[i];
         run_group(&c);
-        expect_same_bits(&c, dcp_merge_algo_name(algos[i]), out, lse);
+        expect_same_bits(&c, dcp_merge_algo_name(algos[i]), &bits);
     }
-    free(out);
-    free(lse);
-    drop_world(&c);
+    drop_first(&c, &bits);
 }
 
 static const int rank_counts[] = {1, 2, 3, 4, 5, 8};
@@ -286,6 +268,30 @@ static void test_disagreement(void **state)
     }
 }
 
+static dcp_attend_desc tiny_desc(void)
+{
+    dcp_attend_desc d = DCP_ATTEND_DESC_INIT;
+    d.max_tokens = 4;
+    d.n_heads = 4;
+    d.n_kv_heads = 2;
+    d.key_dim = d.value_dim = 8;
+    return d;
+}
+
+static void two_ranks(dcp_group **groups)
+{
+    dcp_group_opts opts = DCP_GROUP_OPTS_INIT;
+    opts.deadline_s = 5;
+    assert_int_equal(dcp_group_create_threads(2, &opts, groups), DCP_OK);
+}
+static void on_two(void *(*fn)(void *), void *rank0, void *rank1)
+{
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, fn, rank1), 0);
+    (void)fn(rank0);
+    (void)pthread_join(thread, NULL);
+}
+
 /* A rank without a place for the object says so to all. */
 struct placeless {
     dcp_group *g;
@@ -297,11 +303,7 @@ struct placeless {
 static void *create_placeless(void *arg)
 {
     struct placeless *p = arg;
-    dcp_attend_desc d = DCP_ATTEND_DESC_INIT;
-    d.max_tokens = 4;
-    d.n_heads = 4;
-    d.n_kv_heads = 2;
-    d.key_dim = d.value_dim = 8;
+    const dcp_attend_desc d = tiny_desc();
     dcp_attend *a = NULL;
     p->st = dcp_attend_create(p->g, &d, p->has_place ? &a : NULL);
     snprintf(p->text, sizeof(p->text), "%s", dcp_last_error());
@@ -313,15 +315,10 @@ static void test_no_place(void **state)
 {
     (void)state;
     dcp_group *groups[2];
-    dcp_group_opts opts = DCP_GROUP_OPTS_INIT;
-    opts.deadline_s = 5;
-    assert_int_equal(dcp_group_create_threads(2, &opts, groups), DCP_OK);
+    two_ranks(groups);
     for (int k = 0; k < 2; k++) { /* afterwards the group works on */
         struct placeless p[2] = {{groups[0], true, DCP_OK, ""}, {groups[1], k == 1, DCP_OK, ""}};
-        pthread_t thread;
-        assert_int_equal(pthread_create(&thread, NULL, create_placeless, &p[1]), 0);
-        (void)create_placeless(&p[0]);
-        (void)pthread_join(thread, NULL);
+        on_two(create_placeless, &p[0], &p[1]);
         assert_int_equal(p[0].st, k == 0 ? DCP_ERR_ARG : DCP_OK);
         assert_int_equal(p[1].st, p[0].st);
         if (k == 0) assert_non_null(strstr(p[0].text, "rank 1 refuses"));
@@ -340,11 +337,7 @@ struct crossed {
 static void *run_crossed(void *arg)
 {
     struct crossed *x = arg;
-    dcp_attend_desc d = DCP_ATTEND_DESC_INIT;
-    d.max_tokens = 4;
-    d.n_heads = 4;
-    d.n_kv_heads = 2;
-    d.key_dim = d.value_dim = 8;
+    const dcp_attend_desc d = tiny_desc();
     dcp_attend *a = NULL, *b = NULL;
     const dcp_attend_args nothing = DCP_ATTEND_ARGS_INIT; /* T = 0 */
     x->st[0] = dcp_attend_create(x->g, &d, &a);
@@ -363,14 +356,9 @@ static void test_crossed(void **state)
 {
     (void)state;
     dcp_group *groups[2];
-    dcp_group_opts opts = DCP_GROUP_OPTS_INIT;
-    opts.deadline_s = 5;
-    assert_int_equal(dcp_group_create_threads(2, &opts, groups), DCP_OK);
+    two_ranks(groups);
     struct crossed x[2] = {{groups[0], 0, {DCP_OK}, ""}, {groups[1], 1, {DCP_OK}, ""}};
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, run_crossed, &x[1]), 0);
-    (void)run_crossed(&x[0]);
-    (void)pthread_join(thread, NULL);
+    on_two(run_crossed, &x[0], &x[1]);
     for (int r = 0; r < 2; r++) {
         assert_int_equal(x[r].st[0], DCP_ERR_MISMATCH);
         assert_non_null(strstr(x[r].text, "the object"));
@@ -388,11 +376,7 @@ static void test_refusals(void **state)
     dcp_attend *a = NULL;
     assert_int_equal(dcp_attend_create(g, NULL, &a), DCP_ERR_ARG);
     assert_int_equal(dcp_attend_create(NULL, NULL, &a), DCP_ERR_ARG);
-    dcp_attend_desc good = DCP_ATTEND_DESC_INIT;
-    good.max_tokens = 4;
-    good.n_heads = 4;
-    good.n_kv_heads = 2;
-    good.key_dim = good.value_dim = 8;
+    const dcp_attend_desc good = tiny_desc();
 #define REFUSE(field, value, word)                                                                 \
     do {                                                                                           \
         dcp_attend_desc d = good;                                                                  \

@@ -7,37 +7,11 @@
 
 static const int rank_counts[] = {1, 2, 3, 5, 8};
 
-static size_t least_limit(struct call *c)
-{
-    const size_t limit = c->limit;
-    size_t need = 0;
-    c->limit = 1;
-    run_group(c);
-    for (int r = 0; r < c->n_ranks; r++) {
-        assert_int_equal(world.answer->status[r], DCP_ERR_ARG);
-        const char *at = strstr(world.answer->text[r], "needs ");
-        const size_t one = at != NULL ? (size_t)strtoull(at + 6, NULL, 10) : 0;
-        if (one > need) need = one;
-    }
-    c->limit = limit;
-    assert_true(need > 0);
-    return need;
-}
-
 /* The call under limits from the least on: 1 row, a few, two slots, all. */
 static void sweep(const struct call *first, unsigned seed, int slots_seen[3])
 {
     struct call c = *first;
-    fill_world(&c, seed);
-    run_group(&c);
-    expect_ok(&c);
-    expect_oracle(&c);
-    const int64_t n = world.n_total * c.n_heads;
-    const size_t n_out = (size_t)(n * out_width(&c)) * sizeof(float);
-    const size_t n_lse = (size_t)n * sizeof(float);
-    float *out = malloc(n_out + 1), *lse = malloc(n_lse + 1);
-    memcpy(out, world.out, n_out);
-    memcpy(lse, world.lse, n_lse);
+    struct bits bits = run_first(&c, seed);
     const dcp_merge_algo algos[] = {DCP_MERGE_AUTO, DCP_MERGE_ALLTOALL};
     for (int way = 0; way < 4; way++) { /* direct and messages, threads and processes */
         c.algo = algos[way % 2];
@@ -51,7 +25,7 @@ static void sweep(const struct call *first, unsigned seed, int slots_seen[3])
             c.n_threads = 1 + (int)(i % 2);
             if (c.n_threads > 1) c.limit += least_limit(&c) - need;
             run_group(&c);
-            expect_same_bits(&c, "the limit", out, lse);
+            expect_same_bits(&c, "the limit", &bits);
             const dcp_attend_info *info = &world.answer->info[0];
             const dcp_attend_stats *stats = &world.answer->stats[0];
             slots_seen[info->n_slots]++;
@@ -87,9 +61,7 @@ static void sweep(const struct call *first, unsigned seed, int slots_seen[3])
             }
         }
     }
-    free(out);
-    free(lse);
-    drop_world(&c);
+    drop_first(&c, &bits);
 }
 
 /* Bytes that a thread more takes; under a limit of 1 what one row needs. */
