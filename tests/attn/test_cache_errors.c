@@ -47,11 +47,14 @@ static void test_create(void **state)
         assert_null(c);                                                                            \
     } while (0)
     REFUSE(d.n_ranks = -3, DCP_ERR_ARG, "dcp_cache_create: n_ranks is -3, must be 1 to 1048576");
+    REFUSE(d.n_ranks = 0, DCP_ERR_ARG, "n_ranks is 0, must be 1 to 1048576");
+    REFUSE(d.rank = -1, DCP_ERR_ARG, "rank is -1, must be 0 to 1");
     REFUSE(d.rank = 2, DCP_ERR_ARG, "rank is 2, must be 0 to 1");
     REFUSE(d.interleave = -1, DCP_ERR_ARG, "interleave is -1, must be 1 to");
     REFUSE(d.n_layers = 0, DCP_ERR_ARG, "n_layers is 0, must be 1 to 1048576");
     REFUSE(d.n_kv_heads = 0, DCP_ERR_ARG, "n_kv_heads is 0, must be 1 to");
     REFUSE(d.key_dim = -8, DCP_ERR_ARG, "key_dim is -8, must be 1 to");
+    REFUSE(d.value_dim = -4, DCP_ERR_ARG, "value_dim is -4, must be 1 to 1048576");
     REFUSE(d.value_dim = 0, DCP_ERR_ARG, "value_dim is 0, must be 1 to 1048576");
     REFUSE((d.latent = 1, d.n_kv_heads = 1, d.value_dim = 9), DCP_ERR_ARG,
            "value_dim is 9, must be 1 to 8");
@@ -62,6 +65,7 @@ static void test_create(void **state)
     REFUSE(d.max_tokens = 0, DCP_ERR_ARG, "max_tokens is 0, must be 1 to");
     REFUSE(d.max_seqs = -2, DCP_ERR_ARG, "max_seqs is -2, must be 1 to 2147483647");
     REFUSE(d.struct_size = 3, DCP_ERR_ARG, "dcp_cache_create");
+    REFUSE(d.struct_size = (size_t)-1, DCP_ERR_ARG, "struct_size");
     REFUSE((d.page_tokens = d.n_kv_heads = d.key_dim = 1 << 20, d.n_layers = 1 << 20), DCP_ERR_ARG,
            "a page of 1048576 tokens x 1048576 layers x 1048576 KV heads x dims 1048576 and 4");
     REFUSE(d.max_tokens = INT64_MAX / 4, DCP_ERR_ARG, "lower max_tokens");
