@@ -84,6 +84,7 @@ struct dcp__merge_pair {
     const float *w[2];    /* [n_rows] */
     char *dst;
     int64_t part_hop[2], dst_hop;
+    int64_t dst_ahead; /* bytes beyond what is stored, to be prefetched for writing; 0: none */
     int n_rows;
 };
 /* What dcp__merge_row_fn makes of each row, to the bit, with one call for many. Returns how many

@@ -17,11 +17,16 @@
  *   large rows   a token's rows for a peer make a large message: the tile is one token (cut tokens:
  *                any stretch of them) and its payload a message from where the caller has it. No
  *                copy; the LSEs are a message of their own.
- *   some KiB     the tile is a few tokens. Where the transport can gather (MPI), its message is
- *                made of their stretches and the packed LSEs: 2 to 7 % less time than with a
- *                message for each. Elsewhere it is packed.
+ *   some KiB     the tile is a few tokens, 96 KiB. Where the transport can gather (MPI), its
+ *                message is made of their stretches and the packed LSEs: 2 to 7 % less time than
+ *                with a message for each. Elsewhere it is packed.
  *   small rows   packed.
  * Rows that may not be sent as they lie (payload_in_place) are packed into the same messages.
+ *
+ * Where the time goes, (64, 64, 128) f32, N = 2, Open MPI without shared memory, stamped: of 270 us
+ * MPI copies 53 into its fragments and 72 out of them and takes some 70 to pass them to and fro, a
+ * merge 65, records 6. Copies by the kernel are no shorter way: 1 MiB in one stretch takes 110 us,
+ * and the rows of a peer lie in stretches of 16 KiB.
  *
  * Cut tokens: a tile is a stretch of each rank's own tokens, all heads. Cut none: merged as by
  * heads; each tile's merged rows then go to all peers, while the tile after next is packed.
@@ -33,11 +38,11 @@
  *          A token that does not fit alone (cut tokens, many ranks) is cut by heads, too.
  * Limits   none. Empty rows are neither read nor sent with content: their bytes of a message hold
  *          whatever was there, and the LSE says so. */
-#include <math.h>
 #include <string.h>
 
 #include "group/group_priv.h"
 #include "merge/merge_priv.h"
+#include "num/dtype_priv.h"
 
 static size_t block_bytes(const struct dcp_merge *m, const struct dcp__merge_block *b)
 {
@@ -84,7 +89,8 @@ static bool payload_in_place(const struct dcp_merge *m, const struct dcp__merge_
         return false;
     const int64_t n_rows = dcp__merge_block_rows(b);
     int64_t n_used = 0;
-    for (int64_t i = 0; i < n_rows; i++) n_used += isfinite(cols[i]) != 0;
+    for (int64_t i = 0; i < n_rows; i++)
+        n_used += (dcp__f32_bits(cols[i]) & 0x7f800000u) != 0x7f800000u;
     const char *at =
         own->out + dcp__merge_offset(b->t_begin, b->h_begin, own->out_ts, own->out_hs) * elem;
     const size_t span = (size_t)(((n_tokens - 1) * own->out_ts + width * dim) * elem);
@@ -155,8 +161,9 @@ static dcp_status start_tile(struct dcp_merge *m, struct dcp__merge_run *run,
     return dcp__merge_send(m, run, DCP__SLOT_TILES, n_sends, n_recvs);
 }
 
-/* Bytes of each part that are merged between two tests. */
-enum { BETWEEN_TESTS = 32 << 10 };
+/* Bytes of each part that are merged between two tests. MPI sends the next fragment of a message when
+ * it is asked: 16 KiB take 1 % less time than 32. */
+enum { BETWEEN_TESTS = 16 << 10 };
 
 /* Merge the received tile; MPI moves messages only inside calls, so it is asked now and then. */
 static dcp_status merge_tile(struct dcp_merge *m, struct dcp__merge_run *run,
@@ -174,17 +181,16 @@ static dcp_status merge_tile(struct dcp_merge *m, struct dcp__merge_run *run,
         m->srcs[r] = dcp__merge_unpacked(m, at, at + payload, &own, m->shape.wire_bytes);
     }
     const struct dcp__merge_dst dst = dcp__merge_step_dst(m, run, buf->gather_send);
-    struct dcp__merge_block part = own;
     const int64_t token_bytes =
         (own.h_end - own.h_begin) * m->desc.dim * (int64_t)m->shape.wire_bytes;
     const int64_t n_part = token_bytes < BETWEEN_TESTS ? BETWEEN_TESTS / token_bytes : 1;
-    for (int64_t t = own.t_begin; t < own.t_end; t = part.t_end) {
-        part.t_begin = t;
-        part.t_end = t + n_part < own.t_end ? t + n_part : own.t_end;
-        dcp__merge_rows(&m->math, m->srcs, m->desc.wire_type, run->args.sink, &part, &dst, true,
-                        &run->seen);
+    int64_t end = 0;
+    for (int64_t t = own.t_begin; t < own.t_end; t = end) {
+        end = t + n_part < own.t_end ? t + n_part : own.t_end;
+        dcp__merge_tokens(&m->math, m->srcs, m->desc.wire_type, run->args.sink, &own, t, end, &dst,
+                          true, &run->seen);
         bool is_done = false;
-        if (is_next_open && part.t_end < own.t_end)
+        if (is_next_open && end < own.t_end)
             DCP_TRY(dcp__group_exchange_test(m->g, DCP__SLOT_TILES, &is_done));
     }
     return DCP_OK;

@@ -239,6 +239,12 @@ dcp_status dcp__merge_choose(struct dcp_merge *m);
 void dcp__merge_rows(const struct dcp__merge_math *math, const struct dcp__merge_src *srcs,
                      dcp_dtype part_type, const float *sink, const struct dcp__merge_block *block,
                      const struct dcp__merge_dst *dst, bool counts, struct dcp__merge_seen *seen);
+/* The same for tokens [t_begin, t_end) of a block that is merged part by part, from its first token
+ * on: what is fetched ahead at the end of a part are the rows of the next. */
+void dcp__merge_tokens(const struct dcp__merge_math *math, const struct dcp__merge_src *srcs,
+                       dcp_dtype part_type, const float *sink, const struct dcp__merge_block *block,
+                       int64_t t_begin, int64_t t_end, const struct dcp__merge_dst *dst,
+                       bool counts, struct dcp__merge_seen *seen);
 /* Pack the block's rows of src: payload converted to type, LSE (or max, then sum) as f32 with
  * kv_len applied; payloads of empty rows are neither read nor written. payload may be NULL (LSE
  * only). cols: [1 or 2][rows]. */

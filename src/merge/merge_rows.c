@@ -163,6 +163,34 @@ static bool streams(const struct dcp__merge_math *math, const struct dcp__merge_
     return true;
 }
 
+/* How far beyond the row that is stored the result is fetched, where its rows follow each other: the
+ * line a store finds missing is read before it is written, and more of them are on their way than
+ * the stores that wait would ask for. Measured in turns, alltoall of (64, 64, 128) float32 over MPI,
+ * 256 to 1024 bytes: 2 to 4 % less time for the whole; 4096 bytes: 1 %. */
+static const int64_t to_ahead_bytes = 512;
+
+/* Rows of a result that follow each other, without gaps: else what lies beyond one may be another
+ * rank's to read. In place the lines come with the part; past the caches none is fetched. */
+static int64_t fetches_result(const struct dcp__merge_math *math, const struct dcp__merge_src *srcs,
+                              int64_t part_bytes, const struct dcp__merge_block *block,
+                              const struct dcp__merge_dst *dst, int64_t merged_bytes)
+{
+    const int64_t width = block->h_end - block->h_begin;
+    if (dst->out_hs != math->dim || dst->out_ts != width * math->dim) return 0;
+    const char *const to =
+        dst->out + dcp__merge_offset(block->t_begin - dst->t0, block->h_begin - dst->h0,
+                                     dst->out_ts, dst->out_hs) *
+                       merged_bytes;
+    for (int r = 0; r < math->n_parts; r++) {
+        if (srcs[r].out +
+                dcp__merge_offset(block->t_begin, block->h_begin, srcs[r].out_ts, srcs[r].out_hs) *
+                    part_bytes ==
+            to)
+            return 0;
+    }
+    return to_ahead_bytes;
+}
+
 /* DCP__MERGE_ROWS heads of a token, or what is left of them. */
 struct group {
     int64_t t, h0;
@@ -212,6 +240,7 @@ struct walk {
     dcp__merge_row_fn *merge_row;
     dcp__merge_pair_fn *merge_pair;
     int64_t part_bytes, merged_bytes;
+    int64_t to_ahead; /* bytes; 0: the result is not fetched */
     struct ahead ahead;
     bool zeroes, counts;
     struct dcp__merge_seen *seen;
@@ -254,6 +283,7 @@ static int merge_pairs(const struct walk *k, const struct group *g, const float 
     struct dcp__merge_pair pair = {.w = {weights + j, weights + DCP__MERGE_ROWS + j},
                                    .dst = result_of(k, g->t, g->h0 + j),
                                    .dst_hop = k->dst->out_hs * k->merged_bytes,
+                                   .dst_ahead = k->to_ahead,
                                    .n_rows = n};
     for (int r = 0; r < 2; r++) {
         pair.parts[r] = place_of(k, r, g->t, g->h0 + j);
@@ -350,16 +380,20 @@ static bool is_full(const struct group *g, int n_parts, const float *weights)
     return n_parts > 0 && n_used == n_parts * g->n;
 }
 
-void dcp__merge_rows(const struct dcp__merge_math *math, const struct dcp__merge_src *srcs,
-                     dcp_dtype part_type, const float *sink, const struct dcp__merge_block *block,
-                     const struct dcp__merge_dst *dst, bool counts, struct dcp__merge_seen *seen)
+void dcp__merge_tokens(const struct dcp__merge_math *math, const struct dcp__merge_src *srcs,
+                       dcp_dtype part_type, const float *sink, const struct dcp__merge_block *block,
+                       int64_t t_begin, int64_t t_end, const struct dcp__merge_dst *dst,
+                       bool counts, struct dcp__merge_seen *seen)
 {
-    if (dcp__merge_block_rows(block) == 0) return;
+    if (t_begin >= t_end || dcp__merge_block_rows(block) == 0) return;
     const int64_t part_bytes = (int64_t)dcp_dtype_bytes(part_type);
+    const int64_t merged_bytes = (int64_t)dcp_dtype_bytes(math->merged_type);
     const int64_t n_ahead = rows_ahead(math->dim * part_bytes);
     const bool is_streaming = streams(math, srcs, part_type, block, dst);
     const struct dcp__merge_kernels *kernels = &math->kernels;
     const dcp_dtype merged_type = math->merged_type;
+    struct dcp__merge_block rest = *block;
+    rest.t_begin = t_begin;
     struct walk k = {
         .math = math,
         .srcs = srcs,
@@ -370,14 +404,18 @@ void dcp__merge_rows(const struct dcp__merge_math *math, const struct dcp__merge
         .merge_pair =
             (is_streaming ? kernels->merge_pair_nt : kernels->merge_pair)[part_type][merged_type],
         .part_bytes = part_bytes,
-        .merged_bytes = (int64_t)dcp_dtype_bytes(merged_type),
-        .ahead = ahead_of_start(block, n_ahead),
+        .merged_bytes = merged_bytes,
+        .to_ahead =
+            is_streaming ? 0 : fetches_result(math, srcs, part_bytes, block, dst, merged_bytes),
+        .ahead = ahead_of_start(&rest, n_ahead),
         .zeroes = math->nonfinite == DCP_NONFINITE_ZERO,
         .counts = counts,
         .seen = seen,
     };
-    prefetch_first(srcs, math->n_parts, part_bytes, math->dim, block, n_ahead);
-    for (struct group g = group_at(block, block->t_begin, block->h_begin); g.t < block->t_end;
+    /* Of a later part of the block they have been fetched at the end of the one before. */
+    if (t_begin == block->t_begin)
+        prefetch_first(srcs, math->n_parts, part_bytes, math->dim, block, n_ahead);
+    for (struct group g = group_at(block, t_begin, block->h_begin); g.t < t_end;
          g = group_after(block, &g)) {
         float *weights = math->scratch.weights;
         weigh_group(math, srcs, sink, &g, dst, weights, counts, seen);
@@ -391,16 +429,28 @@ void dcp__merge_rows(const struct dcp__merge_math *math, const struct dcp__merge
     if (is_streaming) dcp__merge_fence();
 }
 
+void dcp__merge_rows(const struct dcp__merge_math *math, const struct dcp__merge_src *srcs,
+                     dcp_dtype part_type, const float *sink, const struct dcp__merge_block *block,
+                     const struct dcp__merge_dst *dst, bool counts, struct dcp__merge_seen *seen)
+{
+    dcp__merge_tokens(math, srcs, part_type, sink, block, block->t_begin, block->t_end, dst, counts,
+                      seen);
+}
+
 /* The LSEs of a token's heads; returns how many are finite. */
 static int64_t pack_lses(const struct dcp__merge_src *src, int64_t t,
                          const struct dcp__merge_block *block, float *to)
 {
-    int64_t n_finite = 0;
-    for (int64_t h = block->h_begin; h < block->h_end; h++) {
-        const int64_t at = dcp__merge_offset(t, h, src->lse_ts, src->lse_hs);
-        to[h - block->h_begin] = widen(src->lse_type, src->lse, at);
-        n_finite += is_finite(to[h - block->h_begin]);
+    const int64_t width = block->h_end - block->h_begin;
+    const int64_t at = dcp__merge_offset(t, block->h_begin, src->lse_ts, src->lse_hs);
+    if (src->lse_type == DCP_F32 && src->lse_hs == 1) {
+        memcpy(to, src->lse + at * (int64_t)sizeof(float), (size_t)width * sizeof(float));
+    } else {
+        for (int64_t i = 0; i < width; i++)
+            to[i] = widen(src->lse_type, src->lse, at + i * src->lse_hs);
     }
+    int64_t n_finite = 0;
+    for (int64_t i = 0; i < width; i++) n_finite += is_finite(to[i]);
     return n_finite;
 }
 
@@ -416,12 +466,18 @@ void dcp__merge_pack(const struct dcp_merge *m, const struct dcp__merge_src *src
     dcp__merge_row_fn *convert = m->math.kernels.merge_row[out_type][type];
     const float one = 1.0f;
     const int64_t width = block->h_end - block->h_begin;
-    const bool is_one_piece = payload != NULL && type == out_type && src->sum == NULL &&
-                              (src->out_hs == dim || width == 1);
+    const bool is_one_piece =
+        payload != NULL && type == out_type && (src->out_hs == dim || width == 1);
     int64_t row = 0;
     for (int64_t t = block->t_begin; t < block->t_end; t++) {
         const bool is_empty = src->kv_len != NULL && src->kv_len[t] == 0;
-        if (is_one_piece && !is_empty && pack_lses(src, t, block, cols + row) == width) {
+        const bool has_lses = src->sum == NULL && !is_empty && (is_one_piece || payload == NULL);
+        const bool are_finite = has_lses && pack_lses(src, t, block, cols + row) == width;
+        if (has_lses && payload == NULL) {
+            row += width;
+            continue;
+        }
+        if (are_finite) {
             const int64_t at = dcp__merge_offset(t, block->h_begin, src->out_ts, src->out_hs);
             memcpy(payload + row * dim * to_bytes, src->out + at * from_bytes,
                    (size_t)(width * dim * to_bytes));

@@ -223,7 +223,7 @@ static void check_pair(const struct row_line *line, uint64_t *rng, int64_t dim, 
     const size_t part_bytes = dcp_dtype_bytes(line->part);
     const size_t merged_bytes = dcp_dtype_bytes(line->merged);
     float w[2][PAIR_ROWS];
-    struct dcp__merge_pair p = {.n_rows = PAIR_ROWS};
+    struct dcp__merge_pair p = {.n_rows = PAIR_ROWS, .dst_ahead = (int64_t)ref_pick(rng, 3) * 512};
     for (int i = 0; i < 2; i++) {
         p.part_hop[i] = (int64_t)part_bytes * (dim + (i == 0 ? (int64_t)ref_pick(rng, 3) : 0));
         for (int row = 0; row < PAIR_ROWS; row++) {
