@@ -151,6 +151,32 @@ static void test_heads_are_cut(void **state)
     }
 }
 
+/* Messages made of pieces carry 96 KiB of payload at most, what MPI copies without a wait: by tokens of
+ * 16, 8, 32 and 40 KiB for a peer. From 48 KiB on a token is a tile, its LSEs a message of their
+ * own. */
+static void test_gathered_messages(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t h, d;
+        dcp_dtype type;
+        int64_t tokens, messages_per_tile;
+    } table[] = {{64, 128, DCP_F32, 6, 1},
+                 {64, 128, DCP_BF16, 12, 1},
+                 {128, 128, DCP_F32, 3, 1},
+                 {160, 128, DCP_F32, 2, 1},
+                 {192, 128, DCP_F32, 1, 2}};
+    for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+        const struct shape s = {
+            64, table[i].h, table[i].d, 0, DCP_MERGE_ALLTOALL, DCP_CUT_HEADS, table[i].type};
+        dcp_merge_desc d = desc_of(&s);
+        dcp_merge_cost cost;
+        assert_int_equal(dcp_merge_plan(&d, 2, 0, 0, 64, &cost), DCP_OK);
+        assert_int_equal(cost.n_steps, (64 + table[i].tokens - 1) / table[i].tokens);
+        assert_int_equal(cost.n_messages, cost.n_steps * table[i].messages_per_tile);
+    }
+}
+
 /* ---- exact bytes and peaks: processes, so that the counts are those of one rank ---- */
 
 static int64_t pss_kb(void)
@@ -311,11 +337,9 @@ static void test_hosts_pattern(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_halving_pattern),
-        cmocka_unit_test(test_hosts_pattern),
-        cmocka_unit_test(test_heads_are_cut),
-        cmocka_unit_test(test_many_ranks),
-        cmocka_unit_test(test_peak),
+        cmocka_unit_test(test_halving_pattern), cmocka_unit_test(test_hosts_pattern),
+        cmocka_unit_test(test_heads_are_cut),   cmocka_unit_test(test_gathered_messages),
+        cmocka_unit_test(test_many_ranks),      cmocka_unit_test(test_peak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
