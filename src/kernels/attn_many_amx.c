@@ -12,15 +12,16 @@
  *
  * Up to 256 rows ("late", what absorbed MLA decodes with) keys are the more, else rows:
  *
- *     late: item by item, pair by pair in it          else: pair by pair, item by item in it
- *     K   natural rows; the next item's come to L2    packed to tiles at the block's start, read
- *         meanwhile                                   at memory's speed for all pairs
- *     P   [16 rows][32 keys], an A tile: P^T turned   [16 key pairs][16 rows][2], a B tile: two
- *                                                     rows of S^T, weighted, interleaved
- *     V   [16 key pairs][16 dims][2], a B tile: 1     [16 dims][32 keys], an A tile: V^T, 5
- *         shuffle per 64 bytes, as the item passes    shuffles per 64 bytes, in the first pair
- *     O   += P V, at the block's end, V in L1         += V^T P^T, a dim tile at a time under the
- *                                                     items of the next pair, P in L1
+ *     late: item by item, pair by pair in it           else: pair by pair, item by item in it
+ *     K   natural rows, in L1 for all pairs; rows to   packed to tiles at the block's start, read
+ *         come go to L2 at the pace of all products    at memory's speed for all pairs
+ *     P   [16 rows][32 keys], an A tile: P^T turned    [16 key pairs][16 rows][2], a B tile: two
+ *                                                      rows of S^T, weighted, interleaved
+ *     V   [16 key pairs][16 dims][2], a B tile: 1      [16 dims][32 keys], an A tile: V^T, 5
+ *         shuffle per 64 bytes; columns of 32 dims,    shuffles per 64 bytes, in the first pair
+ *         16 KiB in L1, each made under the last
+ *     O   += P V, at the block's end                   += V^T P^T, a dim tile at a time under the
+ *                                                      items of the next pair, P in L1
  *
  * Both add the same products in the same order: which is taken changes no bit.
  *
@@ -44,13 +45,16 @@
  * Speed (an AMX server of 2.6 GHz, one thread, bench_attn, 4,096 keys from memory, q in bf16),
  * share of the 2.66 TFLOP/s that products reach on random tiles:
  *     128/128, 256 tokens of 4 heads 0.43, 512 of 8 0.41; q in two parts 0.34
- *     MLA 576/512 of 96 heads: 1 token 0.34, 2 tokens 0.45; q in two parts 0.27, 0.34
+ *     MLA 576/512 of 96 heads: 1 token 0.34 to 0.37, 2 tokens 0.47 to 0.50; q in two
+ *     parts 0.28, 0.36
  * What is left, each tried alone: QK from L2 takes 7 to 8 ns a product where 6 is the peak; a
  * softmax is free under two products for each pair of keys and costs its own time under one for
- * two, as vectors have one of two ports while tiles run; MLA's keys take 17.5 us a block to read,
- * 14.8 us to multiply from L2, and 35 us for both at once: lines from memory and tiles from L2 want
- * the same 16 buffers. Packing MLA's keys in front of their products, in blocks or items, costs more
- * than it gains.
+ * two, as vectors have one of two ports while tiles run. MLA from L2 alone takes 28 cycles a
+ * product where 16 is the peak: a product reads 8 lines of q or P and, of O, up to 4 from L2, at
+ * some 2.4 cycles each, and keys from memory, at one token, come on top (60 us a block, 50 from
+ * L2). What did not help: packing keys in front of their products, in blocks or items; q to L1 one
+ * to three steps ahead (0.9 of the speed); columns of 64 dims, packed under the last row tile;
+ * blocks of 128 keys.
  *
  * Files: attn_many_soft_amx.h softmax and values' tiles, attn_many_loops_amx.h the products.
  * Limits: passes of dcp__attn_amx_rows_most rows. Scratch per dcp__attn_amx_many_bytes. */
@@ -102,29 +106,33 @@ static void find_block(struct many *m, int64_t begin)
     m->parts_a_step = amx_div_up(m->n_parts_v, N_SUBS * m->a.k_steps);
 }
 
-/* Late: the keys of an item, which go through all pairs one after the other; meanwhile its values
- * become tiles and the next item's rows come from memory. */
-static void find_item(struct many *m, int64_t begin, int sub, int64_t n_pairs)
+/* Late: the keys of an item, which go through all pairs one after the other. */
+static void find_item(struct many *m, int64_t begin, int sub)
 {
     const int64_t k_bytes = AMX_GROUP * m->a.k_steps * TILE_ROW_BYTES;
     const int n = SUB_KEYS / AMX_GROUP;
-    const int64_t steps = n_pairs * m->a.k_steps;
-    m->begin = begin;
+    const int64_t next = begin + (sub + 1) * SUB_KEYS;
     m->k_step = TILE_ROW_BYTES;
     for (int i = 0; i < n; i++) {
         const int64_t at = begin + sub * SUB_KEYS + i * AMX_GROUP;
         m->k[sub * n + i] = amx_find_keys(&m->a, at, false, true, m->k_stage + i * k_bytes);
-        m->next[i] = amx_natural_keys(&m->a, at + SUB_KEYS, false);
-        m->next[n + i] = amx_natural_keys(&m->a, at + SUB_KEYS, true);
     }
-    m->next_lines[0] = m->a.k_steps;
-    m->next_lines[1] = amx_is_latent(&m->a) ? 0 : m->a.v_steps;
-    m->next_key = 0;
-    m->next_line = 0;
-    m->lines_a_step = amx_div_up(SUB_KEYS * (m->next_lines[0] + m->next_lines[1]), steps);
-    m->part = sub * SUB_PAIRS * m->a.v_steps;
-    m->n_parts_v = m->part + SUB_PAIRS * m->a.v_steps;
-    m->parts_a_step = amx_div_up(SUB_PAIRS * m->a.v_steps, steps);
+    if (m->ahead.key >= next) return;
+    m->ahead.key = next; /* what is used up needs no fetching */
+    m->ahead.is_value = false;
+    ahead_find(m);
+}
+
+/* Lines spread evenly over all products of a block, those with V included: memory never rests. In
+ * the first block it is behind. */
+static void ahead_begin(struct many *m)
+{
+    const int64_t units =
+        amx_div_up(m->n_tiles, 2) * (N_SUBS * m->a.k_steps + KEY_STEPS * m->a.v_steps);
+    const bool has_value = !amx_is_latent(&m->a);
+    const int64_t lines = KEYS * (m->a.k_steps + (has_value ? m->a.v_steps : 0));
+    m->ahead = (struct ahead){.key = INT64_MIN, .has_value = has_value};
+    m->ahead.a_step = amx_div_up(lines * FRACTION, units);
 }
 
 /* at[16], relative to begin, kept in the item. */
@@ -159,8 +167,8 @@ static inline void set_item(const struct many *m, int64_t begin, int64_t tile, i
     }
 }
 
-/* Items of a block take turns: one gets its scores, and the softmax of the one before runs meanwhile
- * (of the one before that: gained nothing). */
+/* Items of a block take turns: one gets its scores, and the softmax of the one before runs
+ * meanwhile (of the one before that: gained nothing). */
 struct items {
     _Alignas(64) int32_t limits[2][64];
     struct item two[2];
@@ -254,7 +262,7 @@ static void attend_block_late(struct many *m, int64_t begin)
     for (int i = 0; i < n_pairs; i++)
         pairs[i] = (struct pair){2 * i, m->p + i * 2 * P_BYTES, N_SUBS, 0};
     for (int sub = 0; sub < N_SUBS; sub++) {
-        find_item(m, begin, sub, n_pairs);
+        find_item(m, begin, sub);
         for (int i = 0; i < n_pairs; i++) {
             const int n_tiles = 2 * i + 2 <= m->n_tiles ? 2 : 1;
             if (!pair_sees(m, &pairs[i], n_tiles, begin, sub)) {
@@ -265,10 +273,9 @@ static void attend_block_late(struct many *m, int64_t begin)
             if (sub < pairs[i].sub_begin) pairs[i].sub_begin = sub;
             pairs[i].sub_end = sub + 1;
         }
-        make_values(m, m->n_parts_v); /* what is left, where some see nothing */
     }
     items_end(m, &items);
-    add_late_values(m, pairs, n_pairs);
+    add_late_values(m, pairs, begin);
 }
 
 /* ---- a pass ---- */
@@ -337,11 +344,12 @@ static bool end_tile(const struct many *m, int64_t tile)
 {
     const __m512 weights = _mm512_load_ps(m->weight_sum + tile * VF_LANES);
     const __mmask16 is_empty = _mm512_cmp_ps_mask(weights, _mm512_setzero_ps(), _CMP_EQ_OQ);
-    const __m512 divisor = _mm512_mask_blend_ps(is_empty, weights, _mm512_set1_ps(1.0f));
+    const __m512 factor = _mm512_div_ps(
+        _mm512_set1_ps(1.0f), _mm512_mask_blend_ps(is_empty, weights, _mm512_set1_ps(1.0f)));
     const int n = (int)attn_min(VF_LANES, m->n_rows - tile * VF_LANES);
     const float *const o = m->o + tile * m->dim_tiles * 256;
-    _Alignas(64) float divisors[VF_LANES];
-    _mm512_store_ps(divisors, divisor);
+    _Alignas(64) float factors[VF_LANES];
+    _mm512_store_ps(factors, factor);
     __mmask16 bad = 0;
     for (int64_t d = 0; d < m->a.job->dv; d += AMX_STEP) {
         /* [half][row or dim] */
@@ -351,8 +359,8 @@ static bool end_tile(const struct many *m, int64_t tile)
             VF_UNROLL for (int i = 0; i < 16; i++)
             {
                 /* + 0: a zero has no sign that other rows could have changed */
-                const vf by = m->is_late ? vf_set1(divisors[i]) : divisor;
-                x[h][i] = vf_add(vf_div(vf_load(at + i * 16), by), vf_set1(0.0f));
+                const vf by = m->is_late ? vf_set1(factors[i]) : factor;
+                x[h][i] = vf_add(vf_mul(vf_load(at + i * 16), by), vf_set1(0.0f));
                 bad |= _mm512_fpclass_ps_mask(x[h][i], 0x99);
             }
             if (!m->is_late) vf_transpose(x[h]);
@@ -405,11 +413,12 @@ static size_t carve(struct many *m, int64_t n_tiles, void *base)
     m->sum_low = amx_take(&at, lanes);
     m->weight_sum = amx_take(&at, lanes);
     m->q = amx_take(&at, n_tiles * m->a.k_steps * m->n_parts * TILE_BYTES);
-    m->vt = amx_take(&at, m->dim_tiles * KEY_STEPS * TILE_BYTES);
+    m->vt = amx_take(&at, (m->is_late ? 4 : m->dim_tiles) * KEY_STEPS * TILE_BYTES);
     m->o = amx_take(&at, n_tiles * m->dim_tiles * TILE_BYTES);
     if (!m->is_late) m->kp = amx_take(&at, KEYS * m->a.k_steps * TILE_ROW_BYTES);
     m->k_stage = amx_take(&at, SUB_KEYS * m->a.k_steps * TILE_ROW_BYTES);
-    m->v_stage = amx_take(&at, 2 * AMX_GROUP * m->a.v_steps * TILE_ROW_BYTES);
+    m->v_stage =
+        amx_take(&at, (m->is_late ? N_GROUPS : 2) * AMX_GROUP * m->a.v_steps * TILE_ROW_BYTES);
     return (size_t)(at - (uintptr_t)base);
 }
 
@@ -465,6 +474,7 @@ static bool attend_pass(struct many *m)
     amx_set_hull(&m->a, m->row0 / job->n_group, (m->row0 + m->n_rows - 1) / job->n_group + 1);
     if (m->a.lo < m->a.hi) {
         tile_begin_all();
+        if (m->is_late) ahead_begin(m);
         for (int64_t at = m->a.lo / KEYS * KEYS; at < m->a.hi; at += KEYS)
             m->is_late ? attend_block_late(m, at) : attend_block(m, at);
         tile_end_all();

@@ -7,33 +7,53 @@
 
 /* ---- scores of an item, with the softmax of another in between ---- */
 
-/* Lines of the next block that this step's share is. */
-AMX_INLINE void do_next(struct many *m)
+/* Of what is read once (t1) or again and again. */
+#define TILE_FETCH(tile, at, stride, once)                                                         \
+    do {                                                                                           \
+        if (once)                                                                                  \
+            TILE_STREAM(tile, at, stride);                                                         \
+        else                                                                                       \
+            TILE_LOAD(tile, at, stride);                                                           \
+    } while (0)
+
+/* ---- memory, meanwhile ---- */
+
+static __attribute__((noinline)) void ahead_find(struct many *m)
 {
-    for (int64_t n = m->lines_a_step; n > 0 && m->next_key < 2 * SUB_KEYS;) {
-        const struct amx_keys keys = m->next[m->next_key / AMX_GROUP];
-        const int64_t n_lines = m->next_lines[m->next_key / SUB_KEYS];
-        if (keys.at == NULL || n_lines == 0) { /* not where rows can be found, or with K */
-            m->next_key = (m->next_key / AMX_GROUP + 1) * AMX_GROUP;
-            continue;
+    struct ahead *const x = &m->ahead;
+    const struct amx_keys keys = amx_natural_keys(&m->a, x->key, x->is_value);
+    x->at = keys.at;
+    x->stride = keys.stride;
+    x->n_lines = x->is_value ? m->a.v_steps : m->a.k_steps;
+    x->row = 0;
+}
+static __attribute__((noinline)) void ahead_next_group(struct many *m)
+{
+    struct ahead *const x = &m->ahead;
+    x->is_value = x->has_value && !x->is_value;
+    if (!x->is_value) x->key += AMX_GROUP;
+    ahead_find(m);
+}
+/* After four products. */
+AMX_INLINE void do_ahead(struct many *m)
+{
+    struct ahead *const x = &m->ahead;
+    for (x->due += x->a_step; x->due >= x->n_lines * FRACTION; x->due -= x->n_lines * FRACTION) {
+        if (x->at != NULL) {
+            for (int64_t i = 0; i < x->n_lines; i++)
+                _mm_prefetch(x->at + i * TILE_ROW_BYTES, _MM_HINT_T1);
+            x->at += x->stride;
         }
-        const int64_t some = attn_min(n, n_lines - m->next_line);
-        const char *const at =
-            keys.at + m->next_key % AMX_GROUP * keys.stride + m->next_line * TILE_ROW_BYTES;
-        for (int64_t i = 0; i < some; i++) _mm_prefetch(at + i * TILE_ROW_BYTES, _MM_HINT_T1);
-        n -= some;
-        m->next_line += some;
-        if (m->next_line < n_lines) continue;
-        m->next_line = 0;
-        m->next_key++;
+        if (++x->row == AMX_GROUP) ahead_next_group(m);
     }
 }
 
 /* What is known when this is compiled. */
 struct kind {
     bool is_masked, is_capped; /* the softmax */
-    bool is_first;             /* of the block's pairs: V^T is made meanwhile */
+    bool is_first;             /* of the block's pairs, not late: V^T is made meanwhile */
     bool is_exact, two;        /* the scores */
+    bool is_late;
 };
 
 /* Dim tiles [begin, end) of the scores of now, with the softmax of x between the products. */
@@ -56,29 +76,30 @@ AMX_INLINE void score_steps(struct many *m, const struct item *now, int64_t begi
 #define SOFT                                                                                       \
     for (due += share; x->pair < SUB_PAIRS && x->pair < due >> 16;)                                \
     soft_pair(x, kind.is_masked, kind.is_capped)
+    /* What passes by once streams: late, q, while an item's keys stay in L1 for all pairs. */
     for (int64_t d = begin; d < end; d++, q += n_parts * TILE_BYTES, k0 += k_step, k1 += k_step) {
-        TILE_LOAD(6, q, TILE_ROW_BYTES);
-        TILE_STREAM(4, k0, strides[0]);
+        TILE_FETCH(6, q, TILE_ROW_BYTES, kind.is_late);
+        TILE_FETCH(4, k0, strides[0], !kind.is_late);
         TILE_DP(0, 4, 6);
         SOFT;
-        TILE_STREAM(5, k1, strides[1]);
+        TILE_FETCH(5, k1, strides[1], !kind.is_late);
         TILE_DP(1, 5, 6);
         SOFT;
         if (kind.two) {
-            TILE_LOAD(7, q + q_bytes, TILE_ROW_BYTES);
+            TILE_FETCH(7, q + q_bytes, TILE_ROW_BYTES, kind.is_late);
             TILE_DP(2, 4, 7);
             SOFT;
             TILE_DP(3, 5, 7);
             SOFT;
         }
         if (!kind.is_exact) {
-            TILE_LOAD(6, q + TILE_BYTES, TILE_ROW_BYTES);
+            TILE_FETCH(6, q + TILE_BYTES, TILE_ROW_BYTES, kind.is_late);
             TILE_DP(0, 4, 6);
             SOFT;
             TILE_DP(1, 5, 6);
             SOFT;
             if (kind.two) {
-                TILE_LOAD(7, q + q_bytes + TILE_BYTES, TILE_ROW_BYTES);
+                TILE_FETCH(7, q + q_bytes + TILE_BYTES, TILE_ROW_BYTES, kind.is_late);
                 TILE_DP(2, 4, 7);
                 SOFT;
                 TILE_DP(3, 5, 7);
@@ -86,7 +107,7 @@ AMX_INLINE void score_steps(struct many *m, const struct item *now, int64_t begi
             }
         }
         if (kind.is_first) make_values(m, m->parts_a_step);
-        if (m->is_late) do_next(m);
+        if (kind.is_late) do_ahead(m);
     }
 #undef SOFT
     while (x->pair < SUB_PAIRS) soft_pair(x, kind.is_masked, kind.is_capped);
@@ -99,27 +120,9 @@ struct pair {
     int sub_begin, sub_end;
 };
 
-/* Of what is read once (t1) or again and again. */
-#define TILE_FETCH(tile, at, once)                                                                 \
-    do {                                                                                           \
-        if (once)                                                                                  \
-            TILE_STREAM(tile, at, TILE_ROW_BYTES);                                                 \
-        else                                                                                       \
-            TILE_LOAD(tile, at, TILE_ROW_BYTES);                                                   \
-    } while (0)
-/* c += v p, or p v. */
-#define TILE_PV(c, v, p, p_first)                                                                  \
-    do {                                                                                           \
-        if (p_first)                                                                               \
-            TILE_DP(c, p, v);                                                                      \
-        else                                                                                       \
-            TILE_DP(c, v, p);                                                                      \
-    } while (0)
-
-/* 32 dims and one row tile or two: C 0-3, V 4-5, P 6-7. O^T += V^T P^T, V^T passes by once; late:
- * O += P V, P does. */
-AMX_INLINE void values_block(struct many *m, const struct pair *pair, int64_t d, bool two,
-                             bool is_late)
+/* O^T += V^T P^T of 32 dims and one row tile or two: C 0-3, V^T, which passes by once, 4-5, P
+ * 6-7. */
+AMX_INLINE void values_block(struct many *m, const struct pair *pair, int64_t d, bool two)
 {
     float *const o0 = m->o + (pair->tile * m->dim_tiles + d) * 256;
     float *const o1 = o0 + m->dim_tiles * 256;
@@ -133,15 +136,15 @@ AMX_INLINE void values_block(struct many *m, const struct pair *pair, int64_t d,
     for (int i = pair->sub_begin; i < pair->sub_end; i++) {
         const char *const p = pair->p + i * TILE_BYTES;
         const char *const v = vt + i * TILE_BYTES;
-        TILE_FETCH(6, p, is_late);
-        TILE_FETCH(4, v, !is_late);
-        TILE_PV(0, 4, 6, is_late);
-        TILE_FETCH(5, v + KEY_STEPS * TILE_BYTES, !is_late);
-        TILE_PV(1, 5, 6, is_late);
+        TILE_LOAD(6, p, TILE_ROW_BYTES);
+        TILE_STREAM(4, v, TILE_ROW_BYTES);
+        TILE_DP(0, 4, 6);
+        TILE_STREAM(5, v + KEY_STEPS * TILE_BYTES, TILE_ROW_BYTES);
+        TILE_DP(1, 5, 6);
         if (two) {
-            TILE_FETCH(7, p + P_BYTES, is_late);
-            TILE_PV(2, 4, 7, is_late);
-            TILE_PV(3, 5, 7, is_late);
+            TILE_LOAD(7, p + P_BYTES, TILE_ROW_BYTES);
+            TILE_DP(2, 4, 7);
+            TILE_DP(3, 5, 7);
         }
     }
     TILE_STORE(0, o0, TILE_ROW_BYTES);
@@ -335,15 +338,33 @@ AMX_INLINE void scores_over_soft(struct many *m, const struct item *now, float *
 AMX_INLINE void do_item_as(struct many *m, const struct item *now, float *s,
                            const struct item *before, bool is_exact, bool two)
 {
-    const bool is_first = m->part < m->n_parts_v;
-    if (m->a.cap_scale != 0.0f)
-        scores_over_soft(m, now, s, before, (struct kind){true, true, true, is_exact, two});
-    else if (before != NULL && before->is_masked)
-        scores_over_soft(m, now, s, before, (struct kind){true, false, true, is_exact, two});
-    else if (is_first)
-        scores_over_soft(m, now, s, before, (struct kind){false, false, true, is_exact, two});
-    else
-        scores_over_soft(m, now, s, before, (struct kind){false, false, false, is_exact, two});
+    struct kind kind = {.is_exact = is_exact, .two = two};
+    if (m->is_late) {
+        kind.is_late = true;
+        if (m->a.cap_scale != 0.0f) {
+            kind.is_masked = kind.is_capped = true;
+            scores_over_soft(m, now, s, before, kind);
+        } else if (before != NULL && before->is_masked) {
+            kind.is_masked = true;
+            scores_over_soft(m, now, s, before, kind);
+        } else {
+            scores_over_soft(m, now, s, before, kind);
+        }
+        return;
+    }
+    kind.is_first = true;
+    if (m->a.cap_scale != 0.0f) {
+        kind.is_masked = kind.is_capped = true;
+        scores_over_soft(m, now, s, before, kind);
+    } else if (before != NULL && before->is_masked) {
+        kind.is_masked = true;
+        scores_over_soft(m, now, s, before, kind);
+    } else if (m->part < m->n_parts_v) {
+        scores_over_soft(m, now, s, before, kind);
+    } else {
+        kind.is_first = false;
+        scores_over_soft(m, now, s, before, kind);
+    }
 }
 /* Of a pair, from dim tile begin to before end. */
 static void add_values(struct many *m, const struct pair *pair, int64_t begin, int64_t end)
@@ -360,9 +381,9 @@ static void add_values(struct many *m, const struct pair *pair, int64_t begin, i
             continue;
         }
         if (two)
-            values_block(m, pair, d, true, false);
+            values_block(m, pair, d, true);
         else
-            values_block(m, pair, d, false, false);
+            values_block(m, pair, d, false);
         d += 2;
     }
 }
@@ -448,16 +469,64 @@ static void finish_item(struct many *m, const struct item *it)
 
 /* ---- values ---- */
 
-/* Of all pairs at once. */
-static void add_late_values(struct many *m, const struct pair *pairs, int n_pairs)
+/* Late: O += P V of 32 dims and a row tile or two: C 0-3, V 4-5, P, which passes by once, 6-7; and
+ * of the next column a_step key pairs under every 4 products. */
+AMX_INLINE void late_block(struct many *m, const struct pair *pair, int64_t d, const char *v,
+                           bool two, struct column *next, int a_step)
 {
-    for (int64_t d = 0; d < m->dim_tiles; d += 2) {
-        for (int i = 0; i < n_pairs; i++) {
+    float *const o0 = m->o + (pair->tile * m->dim_tiles + 2 * d) * 256;
+    float *const o1 = o0 + m->dim_tiles * 256;
+    TILE_LOAD(0, o0, TILE_ROW_BYTES);
+    TILE_LOAD(1, o0 + 256, TILE_ROW_BYTES);
+    if (two) {
+        TILE_LOAD(2, o1, TILE_ROW_BYTES);
+        TILE_LOAD(3, o1 + 256, TILE_ROW_BYTES);
+    }
+    for (int i = pair->sub_begin; i < pair->sub_end; i++) {
+        const char *const p = pair->p + i * TILE_BYTES;
+        TILE_STREAM(6, p, TILE_ROW_BYTES);
+        TILE_LOAD(4, v + i * TILE_BYTES, TILE_ROW_BYTES);
+        TILE_DP(0, 6, 4);
+        TILE_LOAD(5, v + (KEY_STEPS + i) * TILE_BYTES, TILE_ROW_BYTES);
+        TILE_DP(1, 6, 5);
+        if (two) {
+            TILE_STREAM(7, p + P_BYTES, TILE_ROW_BYTES);
+            TILE_DP(2, 7, 4);
+            TILE_DP(3, 7, 5);
+        }
+        for (int n = a_step; n > 0 && next->pair < KEYS / 2; n--) pack_pair(next);
+        do_ahead(m);
+    }
+    TILE_STORE(0, o0, TILE_ROW_BYTES);
+    TILE_STORE(1, o0 + 256, TILE_ROW_BYTES);
+    if (two) {
+        TILE_STORE(2, o1, TILE_ROW_BYTES);
+        TILE_STORE(3, o1 + 256, TILE_ROW_BYTES);
+    }
+}
+/* Of all pairs, a column of V at a time, which is made tiles in L1 under the products of the one
+ * before and gone before the next but one. */
+static void add_late_values(struct many *m, const struct pair *pairs, int64_t begin)
+{
+    const int64_t v_bytes = AMX_GROUP * m->a.v_steps * TILE_ROW_BYTES;
+    const int64_t n_pairs = amx_div_up(m->n_tiles, 2);
+    const int a_step = (int)amx_div_up(KEYS / 2, n_pairs * KEY_STEPS);
+    for (int i = 0; i < N_GROUPS; i++)
+        m->v[i] =
+            amx_find_keys(&m->a, begin + i * AMX_GROUP, true, false, m->v_stage + i * v_bytes);
+    struct column next = {m->v, 0, m->vt, 0};
+    for (int64_t d = 0; d < m->a.v_steps; d++) {
+        while (next.pair < KEYS / 2) pack_pair(&next);
+        const char *const v = next.to;
+        next = (struct column){m->v, (d + 1) * TILE_ROW_BYTES,
+                               m->vt + (d + 1) % 2 * 2 * KEY_STEPS * TILE_BYTES, 0};
+        if (d + 1 == m->a.v_steps) next.pair = KEYS / 2;
+        for (int64_t i = 0; i < n_pairs; i++) {
             if (pairs[i].sub_end == 0) continue;
             if (pairs[i].tile + 1 < m->n_tiles)
-                values_block(m, &pairs[i], d, true, true);
+                late_block(m, &pairs[i], d, v, true, &next, a_step);
             else
-                values_block(m, &pairs[i], d, false, true);
+                late_block(m, &pairs[i], d, v, false, &next, a_step);
         }
     }
 }

@@ -16,7 +16,8 @@ enum {
     SUB_BYTES = SUB_PAIRS * TILE_ROW_BYTES, /* of P^T */
     P_BYTES = N_SUBS * SUB_BYTES,           /* of a row tile */
     LATE_TILES = 16,                        /* so many at most: late */
-    FETCH_BYTES = 2048,                     /* ahead of rows that are read one after the other */
+    FRACTION = 16,
+    FETCH_BYTES = 2048, /* ahead of rows that are read one after the other */
     ROWS_LEAST = 96,
     ROWS_MOST = 1024,
     O_BYTES = 512 << 10 /* of O^T, which stays in L2 */
@@ -29,31 +30,39 @@ struct row_tile {
     int64_t all_lo, all_hi; /* what all of them see */
 };
 
+/* Rows on their way to L2, K's and V's in turns, group by group, at the pace of the products. */
+struct ahead {
+    const char *at;           /* the next row; NULL: none that is read as it lies */
+    int64_t stride, row;      /* of 16 */
+    int64_t n_lines;          /* of a row */
+    int64_t key;              /* first of the group */
+    int64_t due, a_step;      /* lines, in 1 / FRACTION */
+    bool is_value, has_value; /* V's rows are not K's */
+};
+
 struct many {
     struct amx_job a;
-    int64_t row0, n_rows, n_tiles;           /* of the pass */
-    int64_t dim_tiles;                       /* 16 dims each, even */
-    struct row_tile *tiles;                  /* [n_tiles] */
-    int64_t *row_lo, *row_hi;                /* [n_tiles][16] */
-    char *q;                                 /* [n_tiles][k_steps][n_parts] tiles */
-    int64_t n_parts;                         /* of q: 1 where bf16 holds it, else 2 */
-    float *s[2];                             /* [2 row tiles][SUB_KEYS][16] */
-    bool is_late;                            /* values wait for the last pair's weights */
-    char *p;                                 /* [2 or all row tiles of 2][KEYS / 2][16][2] */
-    char *vt;                                /* V^T, late V: [dim_tiles][KEY_STEPS] tiles */
-    float *o;                                /* [n_tiles][dim_tiles] tiles */
+    int64_t row0, n_rows, n_tiles; /* of the pass */
+    int64_t dim_tiles;             /* 16 dims each, even */
+    struct row_tile *tiles;        /* [n_tiles] */
+    int64_t *row_lo, *row_hi;      /* [n_tiles][16] */
+    char *q;                       /* [n_tiles][k_steps][n_parts] tiles */
+    int64_t n_parts;               /* of q: 1 where bf16 holds it, else 2 */
+    float *s[2];                   /* [2 row tiles][SUB_KEYS][16] */
+    bool is_late;                  /* values wait for the last pair's weights */
+    char *p;                       /* [2 or all row tiles of 2][KEYS / 2][16][2] */
+    char *vt;                      /* V^T [dim_tiles][KEY_STEPS] tiles; late V [2][2][KEY_STEPS] */
+    float *o;                      /* [n_tiles][dim_tiles] tiles */
     float *max, *sum, *sum_low, *weight_sum; /* [n_tiles][16] */
     char *k_stage, *v_stage;
     char *kp; /* not late: K's tiles, [N_GROUPS][k_steps] */
     struct amx_keys k[N_GROUPS];
     int64_t k_step; /* bytes from a tile of K to that of the next dims */
-    /* V's tiles in the making: parts, which are halves of 32 keys x 32 dims,
-     * [KEY_STEPS][v_steps][2], or, late, key pairs x 32 dims, [KEYS / 2][v_steps] */
+    /* V^T's tiles in the making: parts, which are halves of 32 keys x 32 dims,
+     * [KEY_STEPS][v_steps][2] */
     int64_t begin, part, n_parts_v, parts_a_step;
-    struct amx_keys v[2];
-    /* late: the next item's rows, K's and V's, on their way to L2 */
-    struct amx_keys next[2 * SUB_KEYS / AMX_GROUP];
-    int64_t next_lines[2], next_key, next_line, lines_a_step;
+    struct amx_keys v[N_GROUPS]; /* of the two groups in the making; late: of the block */
+    struct ahead ahead;          /* late */
 };
 
 /* A row tile or two and SUB_KEYS keys: scores in s, weights to p. */
@@ -278,34 +287,29 @@ static void find_values(struct many *m, int64_t step)
                                 m->v_stage + i * v_bytes);
 }
 
-/* V as B tiles [16 key pairs][16 dims][2]: of every 8 dims the first tile has 0-3, the second 4-7.
- * A part is a key pair's 32 dims. */
-AMX_INLINE void pair_values(struct many *m, int64_t n)
+/* 32 dims of V, all keys of a block, in the making: B tiles [2][KEY_STEPS][16 key pairs][16
+ * dims][2], of every 8 dims 0-3 in the first, 4-7 in the second. */
+struct column {
+    const struct amx_keys *rows; /* [N_GROUPS] */
+    int64_t offset;              /* of the dims in a row */
+    char *to;
+    int pair; /* of KEYS / 2, next */
+};
+/* A key pair more. */
+AMX_INLINE void pack_pair(struct column *c)
 {
-    while (n > 0 && m->part < m->n_parts_v) {
-        const int64_t pair = m->part / m->a.v_steps;
-        const int64_t d = m->part % m->a.v_steps;
-        const int64_t step = pair / 16;
-        const int64_t some = attn_min(n, m->a.v_steps - d);
-        if (pair % 16 == 0 && d == 0) find_values(m, step);
-        const struct amx_keys rows = m->v[pair / 8 % 2];
-        const char *const from = rows.at + 2 * (pair % 8) * rows.stride + d * TILE_ROW_BYTES;
-        char *const to =
-            m->vt + (2 * d * KEY_STEPS + step) * TILE_BYTES + pair % 16 * TILE_ROW_BYTES;
-        for (int64_t i = 0; i < some; i++) {
-            const __m512i a = _mm512_loadu_si512(from + i * TILE_ROW_BYTES);
-            const __m512i b = _mm512_loadu_si512(from + rows.stride + i * TILE_ROW_BYTES);
-            char *const at = to + 2 * i * KEY_STEPS * TILE_BYTES;
-            _mm512_store_si512(at, _mm512_unpacklo_epi16(a, b));
-            _mm512_store_si512(at + KEY_STEPS * TILE_BYTES, _mm512_unpackhi_epi16(a, b));
-        }
-        n -= some;
-        m->part += some;
-    }
+    const struct amx_keys rows = c->rows[c->pair / 8];
+    const char *const from = rows.at + c->pair % 8 * 2 * rows.stride + c->offset;
+    char *const to = c->to + c->pair * TILE_ROW_BYTES;
+    const __m512i a = _mm512_loadu_si512(from);
+    const __m512i b = _mm512_loadu_si512(from + rows.stride);
+    _mm512_store_si512(to, _mm512_unpacklo_epi16(a, b));
+    _mm512_store_si512(to + KEY_STEPS * TILE_BYTES, _mm512_unpackhi_epi16(a, b));
+    c->pair++;
 }
 
 /* The next n parts, if so many are left. */
-static __attribute__((noinline)) void transpose_some(struct many *m, int64_t n)
+static __attribute__((noinline)) void make_values(struct many *m, int64_t n)
 {
     for (; n > 0 && m->part < m->n_parts_v; n--, m->part++) {
         const int64_t step = m->part / (2 * m->a.v_steps);
@@ -314,13 +318,6 @@ static __attribute__((noinline)) void transpose_some(struct many *m, int64_t n)
         transpose_half(m->v, d * TILE_ROW_BYTES, (int)(m->part % 2),
                        m->vt + (2 * d * KEY_STEPS + step) * TILE_BYTES);
     }
-}
-AMX_INLINE void make_values(struct many *m, int64_t n)
-{
-    if (m->is_late)
-        pair_values(m, n);
-    else
-        transpose_some(m, n);
 }
 
 #endif
