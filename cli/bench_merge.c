@@ -134,7 +134,8 @@ static dcp_status take_memory(struct bench *b, bool *is_told)
     void *mem = NULL;
     DCP_TRY(dcp_group_alloc(b->g, n_rows * sizeof(float), &mem));
     b->lse = mem;
-    /* All go on or none does: a rank that left alone would meet the others' next call with another. */
+    /* All go on or none does: a rank that left alone would meet the others' next call with
+     * another. */
     const dcp_status own = take_local(b);
     *is_told = !all_ranks_ok(b->g, own);
     if (*is_told) return own != DCP_OK ? own : DCP_ERR_PEER;
@@ -186,8 +187,8 @@ static void fill_args(const struct bench *b, dcp_merge_args *a)
     a->merged_lse = b->merged_lse;
 }
 
-/* MPI's blocking all-reduce, which the published forms use here, knows no deadline: should a rank be
- * missing in it, this ends the bench instead of leaving it hanging. */
+/* MPI's blocking all-reduce, which the published forms use here, knows no deadline: should a rank
+ * be missing in it, this ends the bench instead of leaving it hanging. */
 static void end_hung_allreduce(int signal_number)
 {
     static const char text[] =

@@ -162,10 +162,10 @@ static dcp_status run_product(void *ctx, struct bench_turn *turn_out)
 
 /* ---- the case ---- */
 
-/* Sampled rows, dequantised alone and multiplied in double; errors are shares of the rms that sums of
- * such terms have (not of the sums: those of a few rows may all be near 0). Allowed: activations rounded to 16 bits in blocks, off by 2e-5 in the rms and some four
- * times that in the worst row (8 bits would be off by a hundred times as much), or float32's own
- * rounding. */
+/* Sampled rows, dequantised alone and multiplied in double; errors are shares of the rms that sums
+ * of such terms have (not of the sums: those of a few rows may all be near 0). Allowed:
+ * activations rounded to 16 bits in blocks, off by 2e-5 in the rms and some four times that in the
+ * worst row (8 bits would be off by a hundred times as much), or float32's own rounding. */
 static dcp_status check(struct bench *b, struct bench_line *line)
 {
     const struct weight *w = &b->weights[0];

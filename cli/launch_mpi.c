@@ -127,8 +127,9 @@ size_t launch_list_mpi(struct launch_mpi_module *out, size_t max)
     return n;
 }
 
-/* Ends the world. What a launcher has not forwarded by then is lost: hydra (MPICH) lost the only line
- * of one run in five. Less than launch_wait_for_turn, so that the cause is still the one line. */
+/* Ends the world. What a launcher has not forwarded by then is lost: hydra (MPICH) lost the only
+ * line of one run in five. Less than launch_wait_for_turn, so that the cause is still the one
+ * line. */
 static void end_world(const dcp_mpi_module *mpi, int rc)
 {
     const struct timespec pause = {.tv_sec = 0, .tv_nsec = 200000000};

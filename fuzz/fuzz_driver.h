@@ -2,7 +2,7 @@
 /* What the fuzz targets share. A target defines LLVMFuzzerTestOneInput and is built in two ways:
  *
  *   with -DDCP_FUZZ_MAIN   main() damages the sound files named on its command line, the same way
- *                          for the same seed:  fuzz_x ROUNDS SEED [FILE...]  (no file: random bytes).
+ *                          for the same seed:  fuzz_x ROUNDS SEED [FILE...]  (none: random bytes).
  *                          A round has a seed of its own, so that ROUNDS 1 replays a finding.
  *   without                libFuzzer brings main(): clang -fsanitize=fuzzer (CMake: DCP_LIBFUZZER)
  *

@@ -175,8 +175,8 @@ static dcp_status create_merge(struct dcp_attend *a, int64_t max_rows, size_t li
     return DCP_OK;
 }
 
-/* The tile beside the merge there is: what this rank can hold, then the least of the team. Also what
- * a merge of a whole tile may take, the same on all: its bytes follow the smallest limit. */
+/* The tile beside the merge there is: what this rank can hold, then the least of the team. Also
+ * what a merge of a whole tile may take, the same on all: its bytes follow the smallest limit. */
 static dcp_status agree_rows(struct dcp_attend *a, dcp_status st, size_t *merge_limit)
 {
     struct dcp__attend_record mine;

@@ -10,8 +10,8 @@
  *                peers read them (threads: they read the caller's), or all heads [H, Dk] where
  *                messages bring them; once: lo, hi, a segment, and [H, D] where it is projected
  *
- * Two slots let a tile's exchange run beside the next one's computing, and save a record a tile. One
- * slot serves where the whole call fits it, and where two rows would not fit.
+ * Two slots let a tile's exchange run beside the next one's computing, and save a record a tile.
+ * One slot serves where the whole call fits it, and where two rows would not fit.
  *
  * Nothing here grows with the number of keys but the split partials of calls with few rows: their
  * ranges of keys are computed at once where there is room, else some (row, head)s at a time. */

@@ -21,10 +21,10 @@ static dcp_status check_range(const char *name, int64_t value, int64_t low, int6
                      (long long)value, (long long)low, (long long)high);
 }
 
-/* A head's keys of a page are one run, and at its end memory's stream of lines starts anew: decode with
- * 8 KV heads of 128 over 32K keys reads at 0.82 of a plain read's speed with pages of 64 tokens, 0.86
- * with 256, 0.91 with 512, 0.92 with 1,024. So a page is what a sequence of its share of max_tokens
- * may waste: a thirty-second. The same on all ranks. */
+/* A head's keys of a page are one run, and at its end memory's stream of lines starts anew: decode
+ * with 8 KV heads of 128 over 32K keys reads at 0.82 of a plain read's speed with pages of 64
+ * tokens, 0.86 with 256, 0.91 with 512, 0.92 with 1,024. So a page is what a sequence of its share
+ * of max_tokens may waste: a thirty-second. The same on all ranks. */
 static int64_t default_page(const dcp_cache_desc *d)
 {
     enum { LEAST = 64, MOST = 1024, PAGES = 32 };

@@ -379,8 +379,8 @@ static dcp_status shared_split(dcp_group *g, const struct dcp__split *how, dcp_g
 }
 
 /* A launcher that speaks another MPI's protocol makes each process a world of one rank, which would
- * merge what is its own and call that the whole. A world of several, or a launcher of one process, is
- * as it should be: other launchers (srun) set the same variables. */
+ * merge what is its own and call that the whole. A world of several, or a launcher of one process,
+ * is as it should be: other launchers (srun) set the same variables. */
 static dcp_status check_launcher(void)
 {
 #ifdef OPEN_MPI

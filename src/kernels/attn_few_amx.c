@@ -7,17 +7,17 @@
  *     S^T [16 keys][3 parts x 4 rows] = K (16 keys x 32 dims, natural) * Q;   s = hi + (mid + low)
  *     O [4 rows x {hi, low} x {even, odd}][16 dim pairs] += P * V (16 keys x 32 dims, natural)
  *
- * A dword of a natural V tile holds two dims of one key, where the product wants two keys of one dim;
- * so a row (p, 0, p, 0, ...) collects the even dims and a row (0, p, 0, p, ...) the odd ones.
+ * A dword of a natural V tile holds two dims of one key, where the product wants two keys of one
+ * dim; so a row (p, 0, p, 0, ...) collects the even dims and a row (0, p, 0, p, ...) the odd ones.
  *
  *     P tile   rows 0-3   hi, even     out[2n]     = O[h][n]     + O[8 + h][n]
  *              rows 4-7   hi, odd      out[2n + 1] = O[4 + h][n] + O[12 + h][n]
  *              rows 8-15  low, even and odd
  *
  * Weights keep 2^-17 of each and are divided by the sum of what was kept; lse is of the unrounded.
- * Blocks of 64 keys; a row's reference maximum is an integer and moves only if a score exceeds it by
- * 2^40, so O is hardly ever rescaled: up to 4 rows and 128 dims it stays in tile registers from the
- * first key to the last.
+ * Blocks of 64 keys; a row's reference maximum is an integer and moves only if a score exceeds it
+ * by 2^40, so O is hardly ever rescaled: up to 4 rows and 128 dims it stays in tile registers from
+ * the first key to the last.
  *
  * Instructions for 16 keys, R rows, Dk and Dv dims, n = ceil(R / 4):
  *     products    n * (Dk + Dv) / 32                4 + 4 at R <= 4, 128/128: the least there is
@@ -26,11 +26,11 @@
  *     vectors     36 shuffles per 4 rows (parts summed, transposition), about 20 a row
  * Tiles are counted from the code (tests/kernels/test_attn_amx.c prints the counts).
  *
- * Speed (Emerald Rapids class, 2.6 GHz, one thread, plain read 17.5 GB/s, bench_attn): share of a plain
- * read of the same keys from memory at 128/128 x 4 rows 0.90 (0.85-0.92), 64/64 x 3 0.70, 256/256 x 4
- * 0.74, 128/128 x 8 0.64, x 16 0.48. Compute alone, from L2: 0.19 us for 16 keys at 128/128 x 4, beside
- * 0.47 us of memory. A loop of nothing but these tile loads reaches 1.0, with their prefetches and
- * products 0.92: they, not the softmax, are what is left.
+ * Speed (Emerald Rapids class, 2.6 GHz, one thread, plain read 17.5 GB/s, bench_attn): share of a
+ * plain read of the same keys from memory at 128/128 x 4 rows 0.90 (0.85-0.92), 64/64 x 3 0.70,
+ * 256/256 x 4 0.74, 128/128 x 8 0.64, x 16 0.48. Compute alone, from L2: 0.19 us for 16 keys at
+ * 128/128 x 4, beside 0.47 us of memory. A loop of nothing but these tile loads reaches 1.0, with
+ * their prefetches and products 0.92: they, not the softmax, are what is left.
  *
  * Limits R <= AMX_FEW_ROWS. Scratch per dcp__attn_amx_few_bytes. */
 #include "kernels/attn_tiles_amx.h"
@@ -43,11 +43,11 @@ enum {
     SUMS = 8    /* lanes of a running sum */
 };
 
-/* What memory does meanwhile: rows on their way to L2, in the order in which tiles will read them, at
- * the pace at which they do, FETCH_LINES ahead. At 32 heads of 128 over 8 KV heads, 32,768 keys (share
- * of a plain read's speed, one thread): 24 lines ahead 0.76, 40 0.85, 48 to 64 0.89-0.91; more than
- * the page of 64 lines ahead 0.80, as the hardware's prefetcher then has two pages to follow. Into L1
- * instead of L2: 0.03 less. Nothing ahead at all: 0.77. */
+/* What memory does meanwhile: rows on their way to L2, in the order in which tiles will read them,
+ * at the pace at which they do, FETCH_LINES ahead. At 32 heads of 128 over 8 KV heads, 32,768 keys
+ * (share of a plain read's speed, one thread): 24 lines ahead 0.76, 40 0.85, 48 to 64 0.89-0.91;
+ * more than the page of 64 lines ahead 0.80, as the hardware's prefetcher then has two pages to
+ * follow. Into L1 instead of L2: 0.03 less. Nothing ahead at all: 0.77. */
 enum { FETCH_LINES = 56, STEP_LINES = 16 /* lines that a product uses up */, FRACTION = 16 };
 
 struct fetch {

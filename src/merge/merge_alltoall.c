@@ -161,8 +161,8 @@ static dcp_status start_tile(struct dcp_merge *m, struct dcp__merge_run *run,
     return dcp__merge_send(m, run, DCP__SLOT_TILES, n_sends, n_recvs);
 }
 
-/* Bytes of each part that are merged between two tests. MPI sends the next fragment of a message when
- * it is asked: 16 KiB take 1 % less time than 32. */
+/* Bytes of each part that are merged between two tests. MPI sends the next fragment of a message
+ * when it is asked: 16 KiB take 1 % less time than 32. */
 enum { BETWEEN_TESTS = 16 << 10 };
 
 /* Merge the received tile; MPI moves messages only inside calls, so it is asked now and then. */

@@ -163,10 +163,10 @@ static bool streams(const struct dcp__merge_math *math, const struct dcp__merge_
     return true;
 }
 
-/* How far beyond the row that is stored the result is fetched, where its rows follow each other: the
- * line a store finds missing is read before it is written, and more of them are on their way than
- * the stores that wait would ask for. Measured in turns, alltoall of (64, 64, 128) float32 over MPI,
- * 256 to 1024 bytes: 2 to 4 % less time for the whole; 4096 bytes: 1 %. */
+/* How far beyond the row that is stored the result is fetched, where its rows follow each other:
+ * the line a store finds missing is read before it is written, and more of them are on their way
+ * than the stores that wait would ask for. Measured in turns, alltoall of (64, 64, 128) float32
+ * over MPI, 256 to 1024 bytes: 2 to 4 % less time for the whole; 4096 bytes: 1 %. */
 static const int64_t to_ahead_bytes = 512;
 
 /* Rows of a result that follow each other, without gaps: else what lies beyond one may be another

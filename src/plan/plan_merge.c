@@ -18,11 +18,11 @@ enum { SPLIT_BYTES = 48 << 10 };
 /* Rows of a token for a peer that are worth a piece of their own in a message of several tokens. */
 enum { PIECE_BYTES = 4 << 10 };
 
-/* Payload of a message made of pieces, at most. Open MPI copies such a one in fragments of 32 KiB, of
- * which three may be on their way before the first comes back; the first 4 KiB, enough for the LSEs,
- * go ahead of them. So 96 KiB go without a wait, and a fourth fragment waits. Measured, (64, 64, 128)
- * f32, N = 2, in turns: 6 tokens (96 KiB) 2.05 to 2.08 times as fast as the published form; 4, 5, 7, 8,
- * 10 and 12 tokens 2.01 to 2.04. */
+/* Payload of a message made of pieces, at most. Open MPI copies such a one in fragments of 32 KiB,
+ * of which three may be on their way before the first comes back; the first 4 KiB, enough for the
+ * LSEs, go ahead of them. So 96 KiB go without a wait, and a fourth fragment waits. Measured, (64,
+ * 64, 128) f32, N = 2, in turns: 6 tokens (96 KiB) 2.05 to 2.08 times as fast as the published
+ * form; 4, 5, 7, 8, 10 and 12 tokens 2.01 to 2.04. */
 enum { GATHERED_BYTES = 96 << 10 };
 
 static size_t larger(size_t a, size_t b)

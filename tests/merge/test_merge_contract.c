@@ -24,7 +24,7 @@
  *   a peer returns while it is still read         scribble
  *   two groups, two threads                       test_merge_failure two_groups
  *   two threads on one group                      test_merge_failure busy
- *   descriptions differ                           desc_mismatch, test_merge_refusals disagreement (every field)
+ *   descriptions differ                           desc_mismatch, test_merge_refusals (each field)
  *   never calls, late, stopped, killed            test_merge_failure, test_merge_faults (by dice),
  *                                                 test_merge_async never_comes
  *   a second merge in flight                      test_merge_async one_in_flight
@@ -333,7 +333,8 @@ static int one_refuses(dcp_group *g, void *user)
     return 0;
 }
 
-/* A description that differs is refused (each field: test_merge_refusals.c); the next merge is not. */
+/* A description that differs is refused (each field: test_merge_refusals.c); the next merge is
+ * not. */
 static int desc_mismatch(dcp_group *g, void *user)
 {
     (void)user;

@@ -151,9 +151,9 @@ static void test_heads_are_cut(void **state)
     }
 }
 
-/* Messages made of pieces carry 96 KiB of payload at most, what MPI copies without a wait: by tokens of
- * 16, 8, 32 and 40 KiB for a peer. From 48 KiB on a token is a tile, its LSEs a message of their
- * own. */
+/* Messages made of pieces carry 96 KiB of payload at most, what MPI copies without a wait: by
+ * tokens of 16, 8, 32 and 40 KiB for a peer. From 48 KiB on a token is a tile, its LSEs a message
+ * of their own. */
 static void test_gathered_messages(void **state)
 {
     (void)state;
