@@ -31,7 +31,7 @@ struct bench_line {
     double matrix_GFLOPs;                   /* the roof in the same rounds */
     double gather_us, partial_us, merge_us; /* mean of the runs and the ranks */
     int64_t workspace_bytes, peak_extra_bytes, pss_growth_bytes; /* largest of the ranks */
-    int64_t tile_rows;
+    int64_t tile_rows, page_tokens;
     double worst_error; /* largest error over what the tolerance is a share of */
     int64_t wrong;
 };

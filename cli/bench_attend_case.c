@@ -10,6 +10,7 @@
 #include "base/cpu_priv.h"
 #include "base/status_priv.h"
 #include "cli/bench_attend.h"
+#include "cli/common.h"
 
 enum { MAX_COPIES = 256, CHECKED_ROWS = 8 };
 
@@ -178,6 +179,7 @@ static dcp_status create(struct bench *b, struct bench_line *line)
     dcp_attend_get_info(b->attend, &info);
     line->workspace_bytes = (int64_t)info.workspace_bytes;
     line->tile_rows = info.tile_rows;
+    line->page_tokens = b->views[0].page_tokens;
     return bench_largest(b->r, &line->workspace_bytes);
 }
 
@@ -252,6 +254,7 @@ dcp_status bench_attend_case(struct bench_rank *r, const struct attend_case *c,
     dcp_status st = bench_agree(r, take_memory(&b));
     if (st == DCP_OK) st = prepare(&b, line);
     if (st == DCP_OK && r->iters != 0) st = measure(&b, line);
+    const struct kept_error outcome = keep_error(st);
     give_back(&b);
-    return st;
+    return error_again(&outcome);
 }

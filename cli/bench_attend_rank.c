@@ -284,8 +284,9 @@ dcp_status bench_compete(struct bench_rank *r, bench_turn_fn *fn, void *ctx,
 {
     struct contest c = {.r = r, .fn = fn, .ctx = ctx, .copies = copies};
     void *mem = NULL;
-    DCP_TRY(dcp__alloc_array((size_t)N_TIMES * BENCH_MAX_ROUNDS,
-                             sizeof(struct bench_turn) + sizeof(double), "times", &mem));
+    DCP_TRY(bench_agree(r, dcp__alloc_array((size_t)N_TIMES * BENCH_MAX_ROUNDS,
+                                            sizeof(struct bench_turn) + sizeof(double), "times",
+                                            &mem)));
     for (int k = 0; k < N_TIMES; k++)
         c.turns[k] = (struct bench_turn *)mem + (size_t)k * BENCH_MAX_ROUNDS;
     c.us = (double *)(void *)(c.turns[N_TIMES - 1] + BENCH_MAX_ROUNDS);

@@ -128,6 +128,7 @@ static void print_json(const struct bench_lines *all)
         jout_int(&j, "peak_extra_bytes", l->peak_extra_bytes);
         jout_int(&j, "pss_growth_bytes", l->pss_growth_bytes);
         if (!is_product) jout_int(&j, "tile_rows", l->tile_rows);
+        if (!is_product) jout_int(&j, "page_tokens", l->page_tokens);
         jout_num(&j, "worst_error", l->worst_error);
         jout_int(&j, "wrong", l->wrong);
         jout_object_end(&j);

@@ -10,6 +10,7 @@
 #include "base/cpu_priv.h"
 #include "base/status_priv.h"
 #include "cli/bench_attend.h"
+#include "cli/common.h"
 #include "engine/linear.h"
 
 enum { CHECKED_ROWS = 32, PATTERN_ROWS = 61, READ_ROWS_BYTES = 1 << 17 };
@@ -204,9 +205,10 @@ static dcp_status run_case(struct bench *b, struct bench_line *line)
     DCP_TRY(bench_agree(b->r, take_memory(b)));
     bench_memory_begin(&memory);
     DCP_TRY(dcp_group_barrier(b->r->g));
-    DCP_TRY(linear_create(b->r->pool, b->c->is_exact ? COMPUTE_F32 : COMPUTE_DEFAULT, b->r->isa, 1,
-                          &b->c->k, 1, &b->linear));
-    DCP_TRY(run_product(b, &unused));
+    dcp_status st = linear_create(b->r->pool, b->c->is_exact ? COMPUTE_F32 : COMPUTE_DEFAULT,
+                                  b->r->isa, 1, &b->c->k, 1, &b->linear);
+    if (st == DCP_OK) st = run_product(b, &unused); /* takes memory, too */
+    DCP_TRY(bench_agree(b->r, st));
     DCP_TRY(bench_memory_end(b->r, &memory, line));
     line->workspace_bytes = line->peak_extra_bytes;
     DCP_TRY(check(b, line));
@@ -239,7 +241,7 @@ dcp_status bench_product_case(struct bench_rank *r, const struct product_case *c
     snprintf(line->dtype, sizeof(line->dtype), "%s", b.type->name);
     snprintf(line->isa, sizeof(line->isa), "%s", dcp__isa_name(r->isa));
     snprintf(line->comm, sizeof(line->comm), "%s", dcp_group_kind(r->g));
-    const dcp_status st = run_case(&b, line);
+    const struct kept_error outcome = keep_error(run_case(&b, line));
     give_back(&b);
-    return st;
+    return error_again(&outcome);
 }

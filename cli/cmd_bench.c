@@ -457,7 +457,8 @@ static dcp_status bench_shapes(dcp_group *g, const struct bench_values *given, s
             const dcp_status st = bench_merge_case(g, &c, &rep);
             all->is_told = rep.is_told;
             DCP_TRY(st);
-            DCP_TRY(keep(all, &c, &rep));
+            all->is_told = !all_ranks_ok(g, keep(all, &c, &rep));
+            if (all->is_told) return DCP_ERR_NOMEM;
         }
     }
     return DCP_OK;

@@ -101,6 +101,8 @@ struct outcome {
     char text[252];
 };
 
+enum { FEW_RANKS = 32 };
+
 bool all_ranks_ok(dcp_group *g, dcp_status local)
 {
     const int n = dcp_group_size(g);
@@ -111,7 +113,8 @@ bool all_ranks_ok(dcp_group *g, dcp_status local)
         snprintf(mine.text, sizeof(mine.text), "%.251s", text);
     }
     /* Not counted: a rank at its limit could not tell the others, who would wait for it. */
-    struct outcome *const all = calloc((size_t)n, sizeof(*all));
+    struct outcome few[FEW_RANKS];
+    struct outcome *const all = n <= FEW_RANKS ? few : calloc((size_t)n, sizeof(*all));
     dcp_status st = all != NULL ? dcp_group_allgather(g, &mine, sizeof(mine), all)
                                 : dcp__fail(DCP_ERR_NOMEM, "no memory for %d outcomes", n);
     bool ok = local == DCP_OK;
@@ -134,8 +137,20 @@ bool all_ranks_ok(dcp_group *g, dcp_status local)
     }
     ok = ok && st == DCP_OK;
     for (int r = 0; ok && r < n; r++) ok = all[r].status == DCP_OK;
-    free(all);
+    if (all != few) free(all);
     return ok;
+}
+
+struct kept_error keep_error(dcp_status st)
+{
+    struct kept_error kept = {st, ""};
+    if (st != DCP_OK) dcp__brief(kept.text, sizeof(kept.text), dcp_last_error());
+    return kept;
+}
+
+dcp_status error_again(const struct kept_error *kept)
+{
+    return kept->st == DCP_OK ? DCP_OK : dcp__fail(kept->st, "%s", kept->text);
 }
 
 int rank_failed(dcp_group *g, dcp_status st)

@@ -85,7 +85,7 @@ if(TARGET dcp-attn AND DCP_PYTHON)
   set_tests_properties(fault/test_fault PROPERTIES TIMEOUT 600 RUN_SERIAL ON)
 endif()
 # The stored merge cases, by every algorithm and transport. Under mpirun each case is a launch of its own, so there the two ways
-# of MPI run once each and the rest with `ctest -C Long -L long`.
+# of MPI run once each and the rest with `make check-long` (`ctest -C Long -L long`).
 function(dcp_golden name also launch)
   add_test(NAME golden/merge_${name} ${ARGN} COMMAND sh -c
     "\"$0\" -c 'import numpy' || { echo 'skipped: no numpy'; exit 77; }; exec \"$0\" \"$@\"" ${DCP_PYTHON}
@@ -137,7 +137,7 @@ if(DCP_PYTHON AND EXISTS ${CMAKE_SOURCE_DIR}/tests/unit/abi_sizes.inc AND NOT DC
   add_test(NAME unit/abi COMMAND ${DCP_PYTHON} ${CMAKE_SOURCE_DIR}/tools/abi.py $<TARGET_FILE:dcpattn>)
   set_tests_properties(unit/abi PROPERTIES TIMEOUT 60 ENVIRONMENT "CC=${CMAKE_C_COMPILER}")
 endif()
-# A thousand injected faults: some minutes, so only `ctest -C Long -L long` runs it. 50 of them run with the rest.
+# A thousand injected faults: some minutes, so only `make check-long` (`ctest -C Long -L long`) runs it. 50 of them run with the rest.
 if(TARGET test_merge_faults)
   add_test(NAME merge/test_merge_faults_long COMMAND test_merge_faults CONFIGURATIONS Long)
   set_tests_properties(merge/test_merge_faults_long PROPERTIES TIMEOUT 1800 LABELS long

@@ -178,9 +178,9 @@ def check_machine(build, exe, sums):
                 sums.fail(1, f"the module of {name} is missing or does not load")
 
 
-def run_ctest(build, only, sums):
+def run_ctest(build, only, long, sums):
     report = os.path.join(os.path.abspath(build), "ctest.xml")
-    command = ["ctest", "--test-dir", build, "--output-on-failure", "--test-output-size-passed", "200000", "-j", str(os.cpu_count() or 1), "--output-junit", report] + (["-R", only] if only else [])
+    command = ["ctest", "--test-dir", build, "--output-on-failure", "--test-output-size-passed", "200000", *(["-C", "Long"] if long else []), "-j", str(os.cpu_count() or 1), "--output-junit", report] + (["-R", only] if only else [])
     if os.path.exists(report):
         os.remove(report)
     print("==", " ".join(command), flush=True)
@@ -256,7 +256,7 @@ def main():
         if a.strict:
             check_machine(a.build, exe, sums)
         if not a.only or a.quick:
-            run_ctest(a.build, a.only, sums)
+            run_ctest(a.build, a.only, a.long, sums)
         run_all_golden(commands, max(1, a.jobs), sums)
     print()
     for why, n in sums.reasons.items():

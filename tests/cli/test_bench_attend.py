@@ -107,6 +107,11 @@ class BenchAttend(unittest.TestCase):
         self.assertIsNone(rows[0]["time_us"]["min"])
         self.assertGreater(rows[0]["workspace_bytes"], 0)
 
+    def test_page(self):
+        for args, page in (((), 128), (("--page", "96"), 96)):
+            rows = self.bench("attend", "--case", "gqa-decode", "--keys", "4096", "--cold", "0", "--iters", "0", "-n", "1", *args, ran=False)
+            self.assertEqual({r["page_tokens"] for r in rows}, {page})
+
     def test_table(self):
         rc, out, err = run("bench", "attend", *SMALL, "--keys", "100", "-n", "1,2", "-t", "1")
         self.assertEqual(rc, 0, err)
