@@ -33,6 +33,10 @@ bool command_parse(const struct command_def *cmd, int argc, char **argv, void *v
     }
 }
 
+/* What this process has said of a failure before its run, or would have if it were the first: most
+ * failures are the first's too. */
+static char early_text[1000];
+
 int usage_error(const struct command_def *cmd, const char *fmt, ...)
 {
     char text[768];
@@ -40,19 +44,24 @@ int usage_error(const struct command_def *cmd, const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
+    snprintf(early_text, sizeof(early_text), "%s: %s", cmd->name, text);
     if (launch_mpi_env_is_first()) fprintf(stderr, "dcp-attn %s: %s\n", cmd->name, text);
     return EXIT_USAGE;
 }
 
 int failed(void)
 {
-    if (!launch_mpi_env_is_first()) {
-        /* Most failures are rank 0's too; its exit ends the world. */
-        const struct timespec pause = {.tv_sec = 0, .tv_nsec = 500000000};
-        (void)nanosleep(&pause, NULL);
-    }
-    fprintf(stderr, "dcp-attn: %s\n", message_plain(dcp_last_error()));
+    dcp__brief(early_text, sizeof(early_text), dcp_last_error());
+    if (launch_mpi_env_is_first())
+        fprintf(stderr, "dcp-attn: %s\n", message_plain(dcp_last_error()));
     return EXIT_FAILED;
+}
+
+int end_early(int rc)
+{
+    if (rc == EXIT_DONE) return rc;
+    return launch_failed_early(rc, early_text[0] != '\0' ? early_text : NULL,
+                               launch_mpi_env_is_first());
 }
 
 bool would_replace(const struct command_def *cmd, const char *what, const char *output,
@@ -82,6 +91,7 @@ int run_on_ranks(const struct rank_opts *opts, int64_t n_ranks, int (*fn)(dcp_gr
 {
     char refusal[256];
     if (!isa_is_there(opts->isa, refusal, sizeof(refusal))) {
+        snprintf(early_text, sizeof(early_text), "%s", refusal);
         if (launch_mpi_env_is_first()) fprintf(stderr, "dcp-attn: %s\n", refusal);
         return EXIT_USAGE;
     }
@@ -93,75 +103,6 @@ int run_on_ranks(const struct rank_opts *opts, int64_t n_ranks, int (*fn)(dcp_gr
     launch.comm = opts->comm == 0 ? NULL : options_choice(COMM_CHOICES, opts->comm, comm, 16);
     launch.deadline_s = opts->deadline_s;
     return launch_run(&launch, fn, ctx);
-}
-
-/* The outcome of a rank as it travels. */
-struct outcome {
-    int32_t status;
-    char text[252];
-};
-
-enum { FEW_RANKS = 32 };
-
-bool all_ranks_ok(dcp_group *g, dcp_status local)
-{
-    const int n = dcp_group_size(g);
-    struct outcome mine = {(int32_t)local, ""};
-    char text[1000] = "";
-    if (local != DCP_OK) {
-        snprintf(text, sizeof(text), "%s", dcp_last_error());
-        snprintf(mine.text, sizeof(mine.text), "%.251s", text);
-    }
-    /* Not counted: a rank at its limit could not tell the others, who would wait for it. */
-    struct outcome few[FEW_RANKS];
-    struct outcome *const all = n <= FEW_RANKS ? few : calloc((size_t)n, sizeof(*all));
-    dcp_status st = all != NULL ? dcp_group_allgather(g, &mine, sizeof(mine), all)
-                                : dcp__fail(DCP_ERR_NOMEM, "no memory for %d outcomes", n);
-    bool ok = local == DCP_OK;
-    if (st != DCP_OK && ok) {
-        rank_failed(g, st);
-    } else if (!ok) {
-        /* What several ranks would say, the first of them says. */
-        int first = 0;
-        while (st == DCP_OK && first < dcp_group_rank(g) &&
-               (all[first].status != mine.status || strcmp(all[first].text, mine.text) != 0)) {
-            first++;
-        }
-        int n_same = 0;
-        for (int r = 0; st == DCP_OK && r < n; r++)
-            n_same += all[r].status == mine.status && strcmp(all[r].text, mine.text) == 0;
-        if (n_same == n && first == dcp_group_rank(g))
-            launch_tell_of_all(g, local, text);
-        else if (st != DCP_OK || first == dcp_group_rank(g))
-            launch_tell(g, local, text);
-    }
-    ok = ok && st == DCP_OK;
-    for (int r = 0; ok && r < n; r++) ok = all[r].status == DCP_OK;
-    if (all != few) free(all);
-    return ok;
-}
-
-struct kept_error keep_error(dcp_status st)
-{
-    struct kept_error kept = {st, ""};
-    if (st != DCP_OK) dcp__brief(kept.text, sizeof(kept.text), dcp_last_error());
-    return kept;
-}
-
-dcp_status error_again(const struct kept_error *kept)
-{
-    return kept->st == DCP_OK ? DCP_OK : dcp__fail(kept->st, "%s", kept->text);
-}
-
-int rank_failed(dcp_group *g, dcp_status st)
-{
-    char text[1000];
-    snprintf(text, sizeof(text), "%s", dcp_last_error());
-    launch_tell(g, st, text);
-    /* Where every rank has the same answer there is nobody left to tell. */
-    if (st != DCP_ERR_MISMATCH && st != DCP_ERR_NONFINITE && st != DCP_ERR_NOT_SUPPORTED)
-        dcp_group_abort(g, text);
-    return EXIT_FAILED;
 }
 
 dcp_status sum_and_max(dcp_group *g, int64_t value, int64_t *sum_out, int64_t *max_out)

@@ -72,6 +72,9 @@ int usage_error(const struct command_def *cmd, const char *fmt, ...)
 /* Prints this thread's last error; returns EXIT_FAILED.
  * Under an MPI launcher rank 0 comes first. */
 int failed(void);
+/* The exit code of a command that has ended with rc; where it did so before its run, the other
+ * ranks of an MPI launcher hear of it. */
+int end_early(int rc);
 /* Usage error, said: what ("-o") would replace the input file. Regular files only, links seen
  * through. A path that is NULL: false. */
 bool would_replace(const struct command_def *cmd, const char *what, const char *output,
@@ -87,6 +90,8 @@ int run_on_ranks(const struct rank_opts *opts, int64_t n_ranks, int (*fn)(dcp_gr
 /* Collective: the local outcome of every rank. False on all ranks if any failed, so that nobody
  * waits for a rank that gave up; the cause is told to the launcher, which prints it once. */
 bool all_ranks_ok(dcp_group *g, dcp_status local);
+/* The same where the cause has been printed here (is_said): ranks of the same cause are silent. */
+bool all_ranks_ok_said(dcp_group *g, dcp_status local, bool is_said);
 /* An outcome over calls that may fail after it, such as giving back what others no longer share. */
 struct kept_error {
     dcp_status st;

@@ -36,6 +36,12 @@ bool launch_mpi_env_is_first(void);
 /* Processes that a launcher has started, by its variables; 0: no launcher, or they do not say. */
 int launch_mpi_env_size(void);
 
+/* A command that has failed before launch_run, with exit code rc and this text (is_said: printed;
+ * NULL: nothing is to be said). Under an MPI launcher the others may wait for this process in
+ * MPI_Init, some MPIs for ever: it goes there too, tells them, and all leave together. Returns the
+ * exit code. */
+int launch_failed_early(int rc, const char *text, bool is_said);
+
 /* --- MPI modules, for `info` --- */
 struct launch_mpi_module {
     char name[16];   /* "openmpi" */

@@ -2,6 +2,7 @@
 /* Ranks are the world of an MPI launcher. The command is linked with no MPI: it opens the module of
  * the MPI that the launcher's variables speak of. */
 #include <dlfcn.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/status_priv.h"
+#include "cli/common.h"
 #include "cli/launch_priv.h"
 #include "cli/message.h"
 #include "dcpattn/mpi_module.h"
@@ -153,8 +155,56 @@ static int leave(const dcp_mpi_module *mpi, dcp_group *g, int rc)
     return rc;
 }
 
+/* MPI_Init knows no deadline, and a process that is gone keeps it waiting under MPICH. */
+enum { INIT_DEADLINE_S = 60 };
+static char late_text[256];
+static void on_late(int signal_number)
+{
+    (void)signal_number;
+    if (write(2, late_text, strlen(late_text)) < 0) _exit(1);
+    _exit(1);
+}
+static dcp_status init_in_time(const dcp_mpi_module *mpi, double deadline_s)
+{
+    const int least = INIT_DEADLINE_S;
+    const unsigned seconds = (unsigned)(deadline_s > least ? deadline_s : least);
+    snprintf(late_text, sizeof(late_text),
+             "dcp-attn: MPI has not started after %u s: a process of the job has not come to it\n",
+             seconds);
+    signal(SIGALRM, on_late);
+    alarm(seconds);
+    const dcp_status st = mpi->init();
+    alarm(0);
+    signal(SIGALRM, SIG_DFL);
+    return st;
+}
+
+static bool has_begun; /* MPI, or the attempt */
+
+int launch_failed_early(int rc, const char *text, bool is_said)
+{
+    const char *name = NULL;
+    int size = 0;
+    const dcp_mpi_module *mpi = NULL;
+    const bool is_alone = has_begun || !launch_mpi_env(&name, &size) || size == 1 ||
+                          load_module(name, RTLD_GLOBAL, &mpi) != DCP_OK ||
+                          init_in_time(mpi, 0.0) != DCP_OK;
+    dcp_group *g = NULL;
+    if (is_alone || mpi->world_size() == 1 || mpi->create_world(NULL, &g) != DCP_OK) {
+        if (!is_said && text != NULL) fprintf(stderr, "dcp-attn: %s\n", message_plain(text));
+        if (!is_alone && mpi->world_size() > 1) end_world(mpi, rc);
+        if (!is_alone) mpi->finalize();
+        return rc;
+    }
+    launch_speak_in_turn(true);
+    const dcp_status st = dcp__fail(DCP_ERR_ARG, "%s", text != NULL ? text : "");
+    (void)all_ranks_ok_said(g, st, is_said || text == NULL);
+    return leave(mpi, g, rc);
+}
+
 int launch_mpi(const struct launch_opts *opts, launch_fn *fn, void *ctx)
 {
+    has_begun = true;
     const char *name = NULL;
     int launcher_size = 0;
     const bool has_launcher = launch_mpi_env(&name, &launcher_size);
@@ -167,7 +217,7 @@ int launch_mpi(const struct launch_opts *opts, launch_fn *fn, void *ctx)
             st = load_module(mpi_names[i], RTLD_GLOBAL, &mpi);
         if (mpi != NULL) st = DCP_OK;
     }
-    if (st == DCP_OK) st = mpi->init();
+    if (st == DCP_OK) st = init_in_time(mpi, opts->deadline_s);
     if (st != DCP_OK) {
         if (launch_mpi_env_is_first())
             fprintf(stderr, "dcp-attn: %s\n", message_plain(dcp_last_error()));
@@ -207,5 +257,6 @@ int launch_mpi(const struct launch_opts *opts, launch_fn *fn, void *ctx)
         end_world(mpi, 1);
     }
     launch_speak_in_turn(true);
-    return leave(mpi, g, fn(g, ctx));
+    /* A rank may have failed before it came here: launch_failed_early. */
+    return leave(mpi, g, all_ranks_ok(g, DCP_OK) ? fn(g, ctx) : EXIT_FAILED);
 }

@@ -13,14 +13,15 @@
 static const struct {
     const char *name, *summary;
     int (*run)(int argc, char **argv);
+    bool has_ranks; /* else one process of a launcher's speaks, and none waits for another */
 } commands[] = {
-    {"generate", "run a model, its KV cache sharded over ranks", cmd_generate},
-    {"perplexity", "-log p of every token of a text, and the perplexity", cmd_perplexity},
-    {"tokenize", "token ids and pieces of a text", cmd_tokenize},
-    {"merge", "merge dumped partial attention results, one file per rank", cmd_merge},
-    {"attend", "sharded attention over dumped q, k, v", cmd_attend},
-    {"bench", "time what there is: merge, attend, extend, product, oom, generate", cmd_bench},
-    {"info", "build, CPU, kernels chosen and why, topology, group backends", cmd_info},
+    {"generate", "run a model, its KV cache sharded over ranks", cmd_generate, true},
+    {"perplexity", "-log p of every token of a text, and the perplexity", cmd_perplexity, true},
+    {"tokenize", "token ids and pieces of a text", cmd_tokenize, false},
+    {"merge", "merge dumped partial attention results, one file per rank", cmd_merge, true},
+    {"attend", "sharded attention over dumped q, k, v", cmd_attend, true},
+    {"bench", "time what there is: merge, attend, extend, product, oom, generate", cmd_bench, true},
+    {"info", "build, CPU, kernels chosen and why, topology, group backends", cmd_info, false},
 };
 
 static void print_usage(FILE *to)
@@ -69,7 +70,9 @@ int main(int argc, char **argv)
         return finish_stdout(EXIT_DONE);
     }
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
-        if (strcmp(name, commands[i].name) == 0) return commands[i].run(argc - 2, argv + 2);
+        if (strcmp(name, commands[i].name) != 0) continue;
+        const int rc = commands[i].run(argc - 2, argv + 2);
+        return commands[i].has_ranks ? end_early(rc) : rc;
     }
     if (speaks) fprintf(stderr, "dcp-attn: '%s' is no command; see dcp-attn --help\n", name);
     return EXIT_USAGE;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The command as a user meets it: exit codes, messages, help, environment. Usage: test_cli.py PATH/TO/dcp-attn [unittest options]"""
-import json, os, re, shutil, stat, struct, subprocess, sys, tempfile, unittest
+import json, os, re, shutil, stat, struct, subprocess, sys, tempfile, time, unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -221,6 +221,26 @@ class Surroundings(unittest.TestCase):
                 self.assertEqual(err.count("dcp-attn: "), 1, err)
                 self.assertIn("dcp-attn: rank 1: --bind cores: ", err)
                 self.assertNotIn("abort(", err.lower())
+
+    def test_fails_before_the_ranks_meet(self):
+        """A rank that gives up before MPI starts: the others, who would wait for it, hear of it, and its cause is said with its number."""
+        model = os.path.join(ROOT, "tests", "data", "gguf", "llama-f32.gguf")
+        good = [EXE, "generate", "--raw", "-m", model, "-p", "a", "--max-tokens", "2", "-t", "1"]
+        perplexity = [EXE, "perplexity", "-m", model, "-p", "a text", "-t", "1"]
+        for command, bad, said in ((good, ["env", "DCP_ATTN_MEMORY_LIMIT=30K", *good], "rank 1: model file header: "),
+                                   (perplexity, ["env", "DCP_ATTN_MEMORY_LIMIT=30K", *perplexity], "rank 1: model file header: "),
+                                   (good, [*good, "--isa", "foo"], "rank 1: generate: --isa: 'foo'"),
+                                   (good, [*good, "-m", "/nowhere.gguf"], "rank 1: cannot open '/nowhere.gguf'")):
+            begin = time.monotonic()
+            for rc, out, err in mpi_runs("-n", "1", *command, ":", "-n", "1", *bad):
+                self.assertNotEqual(rc, 0)
+                self.assertIn("dcp-attn: " + said, err)
+                self.assertEqual(err.count("dcp-attn: "), 1, err)
+            self.assertLess(time.monotonic() - begin, 40)
+        for rc, out, err in mpi_runs("-n", "2", *good, "--isa", "foo"):
+            self.assertEqual((rc, err.count("'foo' is not right")), (2, 1), err)
+        for rc, out, err in mpi_runs("-n", "2", EXE, "tokenize", "-m", "/nowhere.gguf", "-p", "a"):
+            self.assertEqual((rc, err.count("nowhere")), (1, 1), err)
 
     def test_fault_point(self):
         rc, _, err = run("merge", "--lse-base", "e", "-o", self.out, *TWO_FILES, env={"DCP_ATTN_FAULT": "kill:mergers:0"})

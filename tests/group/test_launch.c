@@ -11,6 +11,7 @@
 #include "cli/launch_mpi.c"
 #include "cli/launch_shm.c"
 #include "cli/message.c"
+#include "cli/outcome.c"
 
 #include <fcntl.h>
 
