@@ -60,17 +60,16 @@
  *
  * In place. merged may be exactly the own slice of the own out: at its address, with its strides
  * and its type, by heads or by tokens (never cut none); merged_lse may likewise be the own slice of
- * the own f32 lse. Every other overlap with the partial of this rank, or of any rank in the same
- * address space, and any with the group memory of another rank, is refused on every rank before
- * anything moves. Apart from that the partial is only read (allreduce is the exception, see
- * dcp_merge_info.overwrites_partial). When run returns DCP_OK, no peer reads this rank's partial
- * any more; see Failure.
+ * the own f32 lse, where that is an LSE (of the form (max, sum) neither array can be it). Every
+ * other overlap with the partial of this rank, or of any rank in the same address space, and any
+ * with the group memory of another rank, is refused on every rank before anything moves. Apart from
+ * that the partial is only read (allreduce is the exception, see dcp_merge_info.overwrites_partial).
+ * When run returns DCP_OK, no peer reads this rank's partial any more; see Failure.
  *
  * Memory. create takes all memory and reports the exact bytes; run allocates nothing. All of it
  * keeps to workspace_limit_bytes (allreduce apart): work goes in tiles of tokens, of some heads of
- * one token where not even that fits. direct reads peers'
- * memory where it is visible (dcp_group_alloc, or any memory in a threads group) and copies through
- * tiles where it is not.
+ * one token where not even that fits. direct reads peers' memory where it is visible
+ * (dcp_group_alloc, or any memory in a threads group) and copies through tiles where it is not.
  *
  * Sinks. sink[h], in the LSE's base, joins the denominator once in the whole merge. The merged LSE
  * is without it, so that merges nest; give it to the outermost only. -inf = no sink for that head.

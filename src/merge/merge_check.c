@@ -247,10 +247,11 @@ dcp_status dcp__merge_check_args(const struct dcp_merge *m, const dcp_merge_args
                                        b.h_begin,
                                        0};
     const char *what = NULL;
-    if (dcp__merge_overlaps(m, run_out, m->rank, &dst, &run_out->own, m->rank, &what))
-        return dcp__fail(DCP_ERR_ARG,
-                         "merge: %s; allowed is only the own slice of out, at its place and with "
-                         "its strides and type, by heads or tokens",
-                         what);
-    return DCP_OK;
+    if (!dcp__merge_overlaps(m, run_out, m->rank, &dst, &run_out->own, m->rank, &what))
+        return DCP_OK;
+    const bool is_lse = strncmp(what, "merged_lse", strlen("merged_lse")) == 0;
+    return dcp__fail(DCP_ERR_ARG,
+                     "merge: %s; allowed is only the own slice of %s, at its place and with its "
+                     "strides and type, by heads or tokens",
+                     what, is_lse ? "an lse in f32 that is no maximum" : "out");
 }
