@@ -3,6 +3,7 @@
  * (`dcp-attn merge` does this for safetensors files.) A file is T x H x D floats, then T x H
  * natural LSEs, as fwrite leaves them.
  *
+ *   cc merge_files.c $(pkg-config --cflags --libs dcpattn) -lm -o merge_files && ./merge_files
  *   merge_files T H D merged.bin rank0.bin rank1.bin ...        without arguments: checks itself */
 #include <dcpattn/dcpattn.h>
 
@@ -87,7 +88,11 @@ static int check_itself(void)
     if (f == NULL || fread(got, sizeof(got), 1, f) != 1) rc = 1;
     if (f != NULL) (void)fclose(f);
     if (fabsf(got[0] - 8.0f) > 1e-5f || fabsf(got[1] - logf(10.0f)) > 1e-6f) rc = 1;
-    printf("%f, LSE %f\n", (double)got[0], (double)got[1]);
+    if (rc == 0)
+        printf("ok: %f, LSE %f\n", (double)got[0], (double)got[1]);
+    else
+        fprintf(stderr, "%f, LSE %f; 8 and log 10 would be right\n", (double)got[0],
+                (double)got[1]);
     for (int i = 0; i < 3; i++) (void)unlink(path[i]);
     (void)rmdir(dir);
     return rc;

@@ -3,6 +3,8 @@
  * own heads of the output over all keys, in place. The way to use the merge inside an engine that
  * runs a thread per NUMA node.
  *
+ *   cc merge_threads.c $(pkg-config --cflags --libs dcpattn) -pthread -lm && ./a.out
+ *
  *   Every rank has seen other keys of one softmax. With scores all equal, a partial is the mean of
  *   the values it saw and its LSE the log of how many: the merge must give the mean of all. */
 #include <dcpattn/dcpattn.h>
@@ -19,6 +21,8 @@ static int n_keys(int rank, int token)
 {
     return rank == 1 && token == 2 ? 0 : 10 * (rank + 1);
 }
+
+static int64_t n_empty; /* (row, head)s without a key, as rank 0 has counted them */
 
 static int fail(const char *what)
 {
@@ -75,12 +79,13 @@ static int run_rank(dcp_group *group)
             const double got = (double)out[((int64_t)t * HEADS + h) * DIM];
             const double got_lse = (double)merged_lse[t * (own.end - own.begin) + h - own.begin];
             if (fabs(got - sum / total) > 1e-6 || fabs(got_lse - log(total)) > 1e-6) {
-                fprintf(stderr, "rank %d, token %d: %f instead of %f\n", rank, t, got, sum / total);
+                fprintf(stderr, "rank %d, token %d: %f instead of %f, LSE %f instead of %f\n", rank,
+                        t, got, sum / total, got_lse, log(total));
                 return 1;
             }
         }
     }
-    if (rank == 0) printf("%lld rows were empty\n", (long long)stats.lse_empty);
+    if (rank == 0) n_empty = stats.lse_empty;
     return 0;
 }
 
@@ -107,5 +112,8 @@ int main(void)
         (void)pthread_join(threads[r], &failed);
         if (failed != NULL) rc = 1;
     }
+    if (rc == 0)
+        printf("ok: %d ranks merged, each row is the mean of all values; %lld rows were empty\n",
+               RANKS, (long long)n_empty);
     return rc;
 }

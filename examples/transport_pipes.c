@@ -3,7 +3,8 @@
  * each two of them. The library is given two operations, "write what fits" and "read what is
  * there", and a way to sleep; on top of that every merge works but `direct`.
  *
- *     transport_pipes [ranks]        merges, compares with a plain computation, prints "ok"
+ *   cc transport_pipes.c $(pkg-config --cflags --libs dcpattn) -lm -o transport_pipes
+ *   ./transport_pipes [ranks]        merges, compares with a plain computation, prints "ok"
  *
  * In a program with a network of its own the table looks the same: a socket in the place of a pipe,
  * or a message library behind a buffer. */
