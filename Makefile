@@ -11,7 +11,7 @@ all: $(BUILD)/CMakeCache.txt
 
 $(BUILD)/CMakeCache.txt:
 	@scripts/setup.sh --quiet
-	@cmake -S . -B $(BUILD) $(GENERATOR) -DCMAKE_INSTALL_PREFIX=$(PREFIX) $(CMAKE_ARGS) > $(BUILD).log 2>&1 \
+	@cmake -S . -B $(BUILD) $(GENERATOR) -DCMAKE_INSTALL_PREFIX="$(PREFIX)" $(CMAKE_ARGS) > $(BUILD).log 2>&1 \
 	  || { cat $(BUILD).log; rm -f $(BUILD)/CMakeCache.txt; exit 1; }
 	@rm -f $(BUILD).log
 
@@ -48,7 +48,7 @@ bench-llama: all  ## tokens per second side by side with llama.cpp (built from P
 	@scripts/bench-llama.sh $(BUILD)
 
 install: all  ## into PREFIX (default /usr/local), below DESTDIR if given
-	@DESTDIR=$(DESTDIR) cmake --install $(BUILD) --prefix $(PREFIX)
+	@DESTDIR="$(DESTDIR)" cmake --install $(BUILD) --prefix "$(PREFIX)"
 
 format:  ## clang-format every source
 	@scripts/format.sh

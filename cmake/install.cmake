@@ -9,7 +9,8 @@ install(TARGETS dcpattn dcpattn_static
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/include/dcpattn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 # Side by side as in the source, so that README's links lead somewhere.
-install(FILES ${CMAKE_SOURCE_DIR}/LICENSE ${CMAKE_SOURCE_DIR}/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES ${CMAKE_SOURCE_DIR}/LICENSE ${CMAKE_SOURCE_DIR}/README.md ${CMAKE_SOURCE_DIR}/CONTRIBUTING.md
+  DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/docs DESTINATION ${CMAKE_INSTALL_DOCDIR}
   FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/examples DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.c")
@@ -53,6 +54,21 @@ Cflags:${module_cflags}
 ")
   install(FILES ${CMAKE_BINARY_DIR}/dcpattn-${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endforeach()
+
+# For find_package(dcpattn); relative to its own place, too.
+include(CMakePackageConfigHelpers)
+set(modules lib/dcpattn)
+set(config_mpi)
+foreach(name ${DCP_MPI_NAMES})
+  string(APPEND config_mpi "dcpattn_mpi(${name} \"${DCP_MPI_INCLUDES_${name}}\" \"${DCP_MPI_LDFLAGS_${name}}\")\n")
+endforeach()
+configure_package_config_file(cmake/dcpattnConfig.cmake.in ${CMAKE_BINARY_DIR}/dcpattnConfig.cmake
+  INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/dcpattn
+  PATH_VARS CMAKE_INSTALL_INCLUDEDIR CMAKE_INSTALL_LIBDIR modules)
+# Before 1.0 a minor version may change what programs are compiled against.
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/dcpattnConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/dcpattnConfig.cmake ${CMAKE_BINARY_DIR}/dcpattnConfigVersion.cmake
+  DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/dcpattn)
 
 # What `make` builds: all that is installed, none of the tests.
 add_custom_target(product)

@@ -188,7 +188,9 @@ class Install(unittest.TestCase):
         needed = ("cmake", "pkg-config", "cc")
         if not all(map(shutil.which, needed)) or not os.path.exists(os.path.join(build, "cmake_install.cmake")):
             self.skipTest("needs a build folder, " + ", ".join(needed))
-        if "DCP_SANITIZE:BOOL=ON" in open(os.path.join(build, "CMakeCache.txt")).read():
+        with open(os.path.join(build, "CMakeCache.txt"), encoding="utf-8") as f:
+            is_sanitized = re.search("^DCP_(SANITIZE|TSAN):BOOL=ON", f.read(), re.M)
+        if is_sanitized:
             self.skipTest("a sanitizer's library has to come first in the program that is built here")
         folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, folder)
@@ -202,6 +204,7 @@ class Install(unittest.TestCase):
         pc = [d for d, _, files in os.walk(folder) if "dcpattn.pc" in files][0]
         env = environment({"PKG_CONFIG_PATH": pc, "LD_LIBRARY_PATH": os.path.dirname(pc)})
         self.has_docs(os.path.join(folder, "share", "doc", "dcp-attn"), folder, env)
+        self.builds_by_cmake(folder, env)
         with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
             source = re.search(r"```c\n(/\* merge\.c.*?)```", f.read(), re.S).group(1)
         with open(os.path.join(folder, "merge.c"), "w") as f:
@@ -223,24 +226,82 @@ class Install(unittest.TestCase):
             self.assertEqual(sorted(p.stdout.split("\n"))[1:], ["rank 0 of 2: 0.5", "rank 1 of 2: 0.5"], name)
 
     def has_docs(self, docs, folder, env):
-        """What README points to is there, and an example builds with what was installed, and runs."""
+        """What README and docs point to is there; an example builds as it says itself, with what was installed, and runs."""
         for name in ["README.md", *(os.path.join("docs", f) for f in os.listdir(os.path.join(docs, "docs")) if f.endswith(".md"))]:
             with open(os.path.join(docs, name), encoding="utf-8") as f:
                 links = re.findall(r"\]\(([^)#:]+)\)", f.read())
             for link in links:
-                if os.path.basename(link) != "CONTRIBUTING.md":  # of the source
-                    self.assertTrue(os.path.exists(os.path.join(docs, os.path.dirname(name), link)), (name, link))
+                self.assertTrue(os.path.exists(os.path.join(docs, os.path.dirname(name), link)), (name, link))
         for kind in ("docs", "examples"):
             sources = [f for f in os.listdir(os.path.join(ROOT, kind)) if f.endswith((".md", ".svg", ".c"))]
             self.assertEqual(sorted(os.listdir(os.path.join(docs, kind))), sorted(sources))
-        flags = subprocess.run(["pkg-config", "--cflags", "--libs", "dcpattn"], capture_output=True, text=True, env=env)
-        self.assertEqual(flags.returncode, 0, flags.stderr)
-        program = os.path.join(folder, "merge_threads")
-        p = subprocess.run(["cc", os.path.join(docs, "examples", "merge_threads.c"), "-o", program, "-pthread", *flags.stdout.split(), "-lm"],
-                           capture_output=True, text=True)
-        self.assertEqual(p.returncode, 0, p.stderr)
-        p = subprocess.run([program], capture_output=True, text=True, env=env, timeout=60)
+        examples = os.path.join(docs, "examples")
+        for name in sorted(os.listdir(examples)):
+            with open(os.path.join(examples, name), encoding="utf-8") as f:
+                head = re.search(r"/\*(?! SPDX).*?\*/", f.read(), re.S).group(0)
+            line = re.search(rf"^ \*   (cc {name} \$\(pkg-config --cflags --libs dcpattn(-openmpi)?\)[^&\n]*)", head, re.M)
+            self.assertTrue(line, f"{name} does not open with the line that builds it")
+            package = "dcpattn" + (line.group(2) or "")
+            if not os.path.exists(os.path.join(env["PKG_CONFIG_PATH"], package + ".pc")):
+                continue
+            program = os.path.join(folder, name[:-2])
+            line = re.sub(r" -o \S+", "", line.group(1)) + f" -o {program}"
+            p = subprocess.run(["sh", "-c", line], cwd=examples, env=env, capture_output=True, text=True)
+            self.assertEqual(p.returncode, 0, p.stderr)
+            before = []
+            if package != "dcpattn":
+                before = MPIRUNS["openmpi"]
+                if not shutil.which(before[0]):
+                    continue
+            p = subprocess.run([*before, program], capture_output=True, text=True, env=env, cwd=folder, timeout=120)
+            self.assertEqual(p.returncode, 0, p.stdout + p.stderr)
+            self.assertRegex(p.stdout.splitlines()[-1], "^ok: ", name)
+
+    def builds_by_cmake(self, folder, env):
+        """find_package(dcpattn) alone, from a folder that is not the prefix of the build."""
+        project = os.path.join(folder, "project")
+        os.mkdir(project)
+        examples = os.path.join(folder, "share", "doc", "dcp-attn", "examples")
+        lines = ["cmake_minimum_required(VERSION 3.20)", "project(user C)", "find_package(dcpattn 0.1 REQUIRED COMPONENTS dcpattn dcpattn_static)"]
+        for program, target in (("shared", "dcpattn"), ("archive", "dcpattn_static")):
+            lines += [f"add_executable({program} {examples}/attend_cache.c)", f"target_link_libraries({program} PRIVATE dcpattn::{target} m)"]
+        lines += ["foreach(mpi openmpi mpich)", "  if(TARGET dcpattn::${mpi})", f"    add_executable(merge-${{mpi}} {examples}/merge_mpi.c)",
+                  "    target_link_libraries(merge-${mpi} PRIVATE dcpattn::${mpi} m)", "  endif()", "endforeach()"]
+        with open(os.path.join(project, "CMakeLists.txt"), "w") as f:
+            f.write("\n".join(lines) + "\n")
+        bare = {k: v for k, v in env.items() if k not in ("PKG_CONFIG_PATH", "LD_LIBRARY_PATH")}
+        for command in (["cmake", "-S", project, "-B", project + "/b", f"-DCMAKE_PREFIX_PATH={folder}"], ["cmake", "--build", project + "/b"]):
+            p = subprocess.run(command, capture_output=True, text=True, env=bare)
+            self.assertEqual(p.returncode, 0, p.stdout + p.stderr)
+        runs = [[os.path.join(project, "b", name)] for name in ("shared", "archive")]
+        for name, mpirun in MPIRUNS.items():
+            built = os.path.join(project, "b", "merge-" + name)
+            self.assertEqual(os.path.exists(built), os.path.exists(os.path.join(os.path.dirname(EXE), f"libdcpattn_mpi_{name}.so")), name)
+            if os.path.exists(built) and shutil.which(mpirun[0]):
+                runs.append([*mpirun, built])
+        for command in runs:
+            p = subprocess.run(command, capture_output=True, text=True, env=bare, timeout=120)
+            self.assertEqual(p.returncode, 0, p.stdout + p.stderr)
+            self.assertRegex(p.stdout.splitlines()[-1], "^ok: ")
+        with open(os.path.join(project, "CMakeLists.txt"), "w") as f:
+            f.write("\n".join(lines).replace("dcpattn 0.1", "dcpattn 99.0") + "\n")
+        p = subprocess.run(["cmake", "-S", project, "-B", project + "/c", f"-DCMAKE_PREFIX_PATH={folder}"], capture_output=True, text=True, env=bare)
+        self.assertNotEqual(p.returncode, 0)
+        self.assertIn("99.0", p.stderr)
+
+    def test_make_install_where_names_have_spaces(self):
+        build = os.path.dirname(EXE)
+        if not all(map(shutil.which, ("cmake", "make"))) or not os.path.exists(os.path.join(build, "cmake_install.cmake")):
+            self.skipTest("needs a build folder, cmake, make")
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        p = subprocess.run(["make", "-o", "all", "install", f"BUILD={build}", f"DESTDIR={folder}/with space", "PREFIX=/opt/our own"], cwd=ROOT,
+                           capture_output=True, text=True, env=environment())
         self.assertEqual(p.returncode, 0, p.stdout + p.stderr)
+        self.assertEqual(os.listdir(folder), ["with space"])
+        top = os.path.join(folder, "with space", "opt", "our own")
+        for name in ("bin/dcp-attn", "include/dcpattn/merge.h", "share/doc/dcp-attn/README.md"):
+            self.assertTrue(os.path.exists(os.path.join(top, name)), name)
 
     def refuses_the_others_launcher(self, name, program, env):
         """Each process would be a world of one rank, and its result its own partial."""
