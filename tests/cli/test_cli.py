@@ -16,6 +16,9 @@ from bench_cases import Bench, Compare, mpi_runs  # noqa: run here too
 import output_cases
 output_cases.EXE = EXE
 from output_cases import COMMANDS, Install, ModelOutput, Output  # noqa: run here too
+import readme_cases
+readme_cases.EXE = EXE
+from readme_cases import Readme  # noqa: run here too
 
 
 def run(*args, env=None, timeout=60):
