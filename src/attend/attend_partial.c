@@ -6,11 +6,11 @@
  * call (rows, lengths, windows) and never the tile, the memory limit or the threads:
  *
  *     many rows    no split; row blocks feed the threads           (prompt chunks, big batches)
- *     few rows     each sequence's visible keys cut at multiples of S local indices
+ *     few rows     each sequence's visible keys in ranges of S (attend_split_priv.h)
  *
- *         local index   0      S      2S      3S
- *         visible           |--|------|---|            3 items; each sums its own keys:
- *                           s=0  s=1   s=2             split_out[row][s], split_lse[row][s]
+ *         local index    base      base + S    base + 2 S
+ *         visible         |--|--------|------------|------|    3 items; each sums its own keys:
+ *                             s = 0       s = 1      s = 2     split_out[row][s], split_lse[row][s]
  *
  * then the splits of a row are merged in order by the merge's own kernels. Splitting costs D sums
  * a split and row, against S * (Dk + D) products in it. Where memory for the splits of a tile is
@@ -53,9 +53,7 @@ int64_t dcp__attend_max_splits(const struct dcp_attend *a, const dcp_attend_args
 static void plan_splits(const struct dcp_attend *a, const struct dcp__attend_tile *tile,
                         const dcp_attend_seq *s, int64_t row0, struct dcp__attend_seg *seg)
 {
-    seg->n_splits = 1;
-    seg->split_keys = 0;
-    seg->first_split = 0;
+    seg->split = (struct dcp__attend_split){.n = 1};
     if (tile->max_splits == 1) return;
     int64_t lo = INT64_MAX, hi = 0;
     for (int64_t i = 0; i < s->n_rows; i++) {
@@ -66,21 +64,7 @@ static void plan_splits(const struct dcp_attend *a, const struct dcp__attend_til
         lo = min_i64(lo, v.begin);
         hi = max_i64(hi, v.end);
     }
-    if (hi - lo < 2 * DCP__ATTEND_SPLIT_KEYS || lo >= hi) return;
-    /* A power of two of them where the keys begin at a multiple of S, as without a window they do:
-     * it divides evenly over the threads there are. (9 items of MLA over two threads took 5/4.5 of
-     * the time.) Else one more is touched, and may not fit: then half as many. */
-    int64_t n = 1;
-    while (2 * n <= tile->max_splits) n *= 2;
-    for (; n > 1 && seg->n_splits == 1; n /= 2) {
-        const int64_t keys = max_i64(DCP__ATTEND_SPLIT_KEYS, div_up(hi - lo, n));
-        const int64_t span = div_up(keys, DCP__ATTN_KEY_BLOCK) * DCP__ATTN_KEY_BLOCK;
-        const int64_t first = lo / span, touched = (hi - 1) / span - first + 1;
-        if (touched > tile->max_splits) continue;
-        seg->split_keys = touched > 1 ? span : 0;
-        seg->first_split = first;
-        seg->n_splits = touched;
-    }
+    seg->split = dcp__attend_split_keys(lo, hi, tile->max_splits);
 }
 
 void dcp__attend_plan_tile(struct dcp_attend *a, struct dcp__attend_tile *tile)
@@ -103,7 +87,7 @@ void dcp__attend_plan_tile(struct dcp_attend *a, struct dcp__attend_tile *tile)
             seg->n_token_blocks = div_up(n, a->block_rows);
             seg->item = tile->n_items;
             tile->n_items +=
-                a->d.n_kv_heads * a->n_head_blocks * seg->n_token_blocks * seg->n_splits;
+                a->d.n_kv_heads * a->n_head_blocks * seg->n_token_blocks * seg->split.n;
             for (int64_t i = 0; i < n; i++) {
                 const dcp_range v = dcp_visible_range(
                     dcp__attend_pos(args, s, row0, tile->row_at + i), s->length, s->window,
@@ -207,11 +191,11 @@ static void attend_job(const struct partial_ctx *ctx, const struct dcp__attend_s
         .call_rows = seg->seq->n_rows * a->n_group,
     };
     job.q = job_queries(a, row, n_rows, h, n_heads, thread, &job.q_token_stride);
-    if (seg->n_splits > 1) {
+    if (seg->split.n > 1) {
         const int64_t per_row = tile->max_splits;
         const int64_t at = (row * all_heads + h - ctx->pair0) * per_row + split;
-        job.key_begin = (seg->first_split + split) * seg->split_keys;
-        job.key_end = job.key_begin + seg->split_keys;
+        job.key_begin = seg->split.begin + split * seg->split.keys;
+        job.key_end = job.key_begin + seg->split.keys;
         job.out = a->split_out + at * dv;
         job.out_token_stride = all_heads * per_row * dv;
         job.out_head_stride = per_row * dv;
@@ -229,8 +213,8 @@ static void attend_item(void *ctx_ptr, int64_t item, int thread)
     const struct dcp_attend *a = ctx->a;
     const struct dcp__attend_seg *seg = find_seg(a, ctx->tile->n_segs, item);
     int64_t i = item - seg->item;
-    const int64_t split = i % seg->n_splits;
-    i /= seg->n_splits;
+    const int64_t split = i % seg->split.n;
+    i /= seg->split.n;
     const int64_t t = i % seg->n_token_blocks * a->block_rows; /* in the segment */
     i /= seg->n_token_blocks;
     const int64_t j = i % a->n_head_blocks * a->block_heads; /* in the KV head's group */
@@ -266,7 +250,7 @@ static void merge_splits_item(void *ctx_ptr, int64_t item, int thread)
         const int64_t row = (ctx->pair0 + begin + k) / n_heads;
         int64_t s = 0;
         while (s + 1 < tile->n_segs && a->segs[s + 1].row <= row) s++;
-        n_splits[k] = a->segs[s].n_splits;
+        n_splits[k] = a->segs[s].split.n;
         is_bad[k] = false;
         if (n_splits[k] == 1) continue; /* written in place by its item */
         for (int64_t p = 0; p < n_splits[k]; p++) {
@@ -324,7 +308,7 @@ static void attend_by_heads(struct partial_ctx *ctx, const struct dcp__attend_se
                 ctx->head = j;
                 ctx->n_heads = ctx->n_pairs = min_i64(step, a->n_group - j);
                 ctx->pair0 = ctx->row * a->d.n_heads + g * a->n_group + j;
-                dcp__pool_run(a->pool, seg->n_splits, attend_heads, ctx);
+                dcp__pool_run(a->pool, seg->split.n, attend_heads, ctx);
                 merge_splits(ctx);
             }
         }
@@ -342,7 +326,7 @@ void dcp__attend_partial(struct dcp_attend *a, struct dcp__attend_tile *tile)
 {
     struct partial_ctx ctx = {.a = a, .tile = tile, .n_pairs = tile->n_rows * a->d.n_heads};
     bool any = false;
-    for (int64_t s = 0; s < tile->n_segs && !any; s++) any = a->segs[s].n_splits > 1;
+    for (int64_t s = 0; s < tile->n_segs && !any; s++) any = a->segs[s].split.n > 1;
     if (!any || ctx.n_pairs * tile->max_splits <= a->split_cap) {
         dcp__pool_run(a->pool, tile->n_items, attend_item, &ctx);
         if (any) merge_splits(&ctx);
@@ -351,7 +335,7 @@ void dcp__attend_partial(struct dcp_attend *a, struct dcp__attend_tile *tile)
             const struct dcp__attend_seg *seg = &a->segs[s];
             const int64_t end = s + 1 < tile->n_segs ? a->segs[s + 1].item : tile->n_items;
             ctx.seg = seg;
-            if (seg->n_splits > 1)
+            if (seg->split.n > 1)
                 attend_by_heads(&ctx, seg);
             else
                 dcp__pool_run(a->pool, end - seg->item, attend_seg_item, &ctx);

@@ -6,12 +6,14 @@
  *   attend_check.c     checks of a call's arguments
  *   attend_run.c       the walk over tiles: who reads what when, on either kind of transport
  *   attend_partial.c   this rank's partial of one tile, by all its threads
+ *   attend_split_priv.h  where its keys are cut
  *   attend_project.c   the linear map per head between partial and merge */
 #ifndef DCP_ATTEND_ATTEND_PRIV_H
 #define DCP_ATTEND_ATTEND_PRIV_H
 
 #include <stdbool.h>
 
+#include "attend/attend_split_priv.h"
 #include "base/pool_priv.h"
 #include "base/status_priv.h"
 #include "dcpattn/attend.h"
@@ -24,8 +26,6 @@ enum {
     DCP__ATTEND_WHY_BYTES = 232,
     /* Work items that a call's splits aim at: enough for any thread count to balance. */
     DCP__ATTEND_ITEMS = 32,
-    /* Keys below which a split costs more (its own start, and D sums a row) than it balances. */
-    DCP__ATTEND_SPLIT_KEYS = 256,
     DCP__ATTEND_SPLIT_BYTES = 2 << 20,
     /* Tiles in flight: one computed, one on its way. */
     DCP__ATTEND_SLOTS = 2,
@@ -35,14 +35,13 @@ enum {
 
 /* The rows of one sequence in a tile, and how their work is cut:
  *   rows    into blocks of block_rows tokens x block_heads query heads of one KV head
- *   keys    into n_splits ranges of split_keys local indices, from multiple first_split on; or one
- *           range of all keys (n_splits = 1, split_keys = 0) */
+ *   keys    as split says */
 struct dcp__attend_seg {
     const dcp_attend_seq *seq;
     int64_t row; /* first row in the tile */
     int64_t n_rows;
     int64_t n_token_blocks;
-    int64_t n_splits, split_keys, first_split;
+    struct dcp__attend_split split;
     int64_t item; /* first work item */
 };
 

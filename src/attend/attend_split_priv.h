@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where the keys of a sequence are cut, as a function of numbers alone.
+ *
+ *     local index    base      base + S    base + 2 S    base + 3 S
+ *     visible         |--|---------|------------|---------|--|       3 ranges and a rest: 4
+ *                       lo                                   hi
+ *
+ * base is lo, down to a whole block of keys, and S whole blocks, so no block is cut and every range
+ * has keys that are seen. The number aimed at is the largest power of two that is allowed: it
+ * divides evenly over the threads there are. (9 items of MLA over two threads took 5/4.5 of the
+ * time.) It comes out where the keys are a multiple of that many blocks and enough for ranges of
+ * DCP__ATTEND_SPLIT_KEYS; else S is rounded up, to blocks or to the least, and the ranges may be
+ * fewer, of any number from 2 on. Two ranges' least worth of keys are cut always. */
+#ifndef DCP_ATTEND_ATTEND_SPLIT_PRIV_H
+#define DCP_ATTEND_ATTEND_SPLIT_PRIV_H
+
+#include <stdint.h>
+
+#include "kernels/kernels_priv.h"
+
+/* Keys below which a split costs more (its own start, and D sums a row) than it balances. */
+enum { DCP__ATTEND_SPLIT_KEYS = 256 };
+
+/* Range i is [begin + i * keys, begin + (i + 1) * keys); one of all keys: n 1, the others 0. */
+struct dcp__attend_split {
+    int64_t n, keys, begin;
+};
+
+/* Keys [lo, hi), lo >= 0, in up to max_splits >= 1 ranges. */
+static inline struct dcp__attend_split dcp__attend_split_keys(int64_t lo, int64_t hi,
+                                                              int64_t max_splits)
+{
+    struct dcp__attend_split split = {.n = 1};
+    if (max_splits < 2 || lo >= hi || hi - lo < 2 * DCP__ATTEND_SPLIT_KEYS) return split;
+    int64_t n = 2;
+    while (n <= max_splits / 2) n *= 2;
+    split.begin = lo - lo % DCP__ATTN_KEY_BLOCK;
+    const int64_t n_keys = hi - split.begin;
+    int64_t keys = n_keys / n + (n_keys % n != 0);
+    if (keys < DCP__ATTEND_SPLIT_KEYS) keys = DCP__ATTEND_SPLIT_KEYS;
+    split.keys = (keys + DCP__ATTN_KEY_BLOCK - 1) / DCP__ATTN_KEY_BLOCK * DCP__ATTN_KEY_BLOCK;
+    split.n = n_keys / split.keys + (n_keys % split.keys != 0);
+    return split;
+}
+
+#endif
