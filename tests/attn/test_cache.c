@@ -413,10 +413,12 @@ static void test_default_page(void **state)
                  {32768, 1, 2, 512},  {32768, 1, 8, 128},  {32768, 8, 1, 128},
                  {32768, 0, 1, 1024}, {32768, 8, 3, 64},   {1 << 20, 1, 300, 64}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        for (int rank = 0; rank<cases[i].n_ranks; rank += cases[i].n_ranks> 8 ? 299 : 1) {
+        const int n_ranks = cases[i].n_ranks;
+        const int step = n_ranks > 8 ? n_ranks - 1 : 1; /* of many, the first and the last */
+        for (int rank = 0; rank < n_ranks; rank += step) {
             dcp_cache_desc d = small_desc();
             d.page_tokens = 0;
-            d.n_ranks = cases[i].n_ranks;
+            d.n_ranks = n_ranks;
             d.rank = rank;
             d.max_tokens = cases[i].max_tokens;
             d.max_seqs = cases[i].max_seqs;
