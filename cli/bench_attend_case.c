@@ -185,12 +185,10 @@ static dcp_status create(struct bench *b, struct bench_line *line)
 
 static dcp_status check(struct bench *b, struct bench_line *line)
 {
-    dcp_attend_info info = DCP_ATTEND_INFO_INIT;
-    dcp_attend_get_info(b->attend, &info);
     /* Quantised caches round keys and values; else all is f32's but what tiles do to weights. */
     const bool is_quantised = dcp_dtype_bytes(b->c->dtype) == 1;
     struct attend_check c = {.tolerance = is_quantised ? 0x1p-3 : 0x1p-15,
-                             .weight_error = attend_data_weight_error(&b->c->shape, info.kernel),
+                             .weight_error = attend_data_weight_error(&b->c->shape, b->c->dtype),
                              .n_rows = CHECKED_ROWS};
     attend_data_check(&b->data, b->heads, b->out, b->lse, b->work, &c);
     double wrong = (double)c.wrong;

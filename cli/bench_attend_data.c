@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/alloc_priv.h"
+#include "base/cpu_priv.h"
 #include "base/status_priv.h"
 #include "kernels/kernels_priv.h"
 
@@ -136,10 +137,12 @@ double attend_data_flops(const struct attend_shape *s)
 
 static const double largest_value = 127.0 / 64.0;
 
-double attend_data_weight_error(const struct attend_shape *s, const char *kernel)
+double attend_data_weight_error(const struct attend_shape *s, dcp_dtype dtype)
 {
     const int64_t call_rows = s->n_tokens * (s->n_heads / s->n_kv_heads);
-    return dcp__attn_cuts_weights(kernel, call_rows) ? 0x1p-8 : 0.0;
+    dcp_isa isa = DCP_ISA_SCALAR; /* as dcp_attend_create chooses it, which has succeeded */
+    (void)dcp__isa_choose(DCP_ISA_DEFAULT, &isa);
+    return dcp__attn_cuts_weights(isa, dtype, call_rows) ? 0x1p-8 : 0.0;
 }
 
 /* [D] each: the weighted mean of the values; sums of w^2 v and w^2 v^2. */

@@ -48,8 +48,8 @@ struct attend_check {
     double worst_error;  /* out: largest share seen */
     int64_t wrong;       /* out: added */
 };
-/* What the attention kernel of that name (dcp_attend_info) rounds weights by. */
-double attend_data_weight_error(const struct attend_shape *s, const char *kernel);
+/* What attention over a cache of dtype cuts weights by, on this machine. */
+double attend_data_weight_error(const struct attend_shape *s, dcp_dtype dtype);
 /* Doubles of the oracle's work. */
 size_t attend_data_work(const struct attend_shape *s);
 /* out [T, own heads, D] and lse [T, own heads] dense, against the definition with scale

@@ -265,10 +265,8 @@ static dcp_status largest(struct rank_state *r, int64_t *value)
 
 static dcp_status check(struct rank_state *r, struct oom_result *out)
 {
-    dcp_attend_info info = DCP_ATTEND_INFO_INIT;
-    dcp_attend_get_info(r->attend, &info);
     struct attend_check c = {.tolerance = 0x1p-15,
-                             .weight_error = attend_data_weight_error(&r->c->shape, info.kernel),
+                             .weight_error = attend_data_weight_error(&r->c->shape, DCP_BF16),
                              .n_rows = CHECKED_ROWS};
     attend_data_check(&r->data, r->heads, r->result, r->lse, r->work, &c);
     int64_t worst = (int64_t)(c.worst_error < 1e3 ? c.worst_error * 1e12 : 1e15);

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What attention kernels want of their caller, scratch and rows of a job, and where they cut. */
-#include <string.h>
-
 #include "kernels/attn_amx_priv.h"
 
 size_t dcp__attn_scratch_bytes_for(dcp_isa isa, int64_t n_rows, int64_t dk, int64_t dv)
@@ -30,7 +28,14 @@ int64_t dcp__attn_rows_most(dcp_isa isa, int64_t dv)
     return DCP__ATTN_ROWS_MAX;
 }
 
-bool dcp__attn_cuts_weights(const char *kernel, int64_t call_rows)
+bool dcp__attn_cuts_weights(dcp_isa isa, dcp_dtype dtype, int64_t call_rows)
 {
-    return strcmp(kernel, "dcp__attn_bf16__amx") == 0 && call_rows > AMX_FEW_ROWS;
+#if DCP_BUILD_AVX512
+    return isa >= DCP_ISA_AMX && dtype == DCP_BF16 && call_rows > AMX_FEW_ROWS;
+#else
+    (void)isa;
+    (void)dtype;
+    (void)call_rows;
+    return false;
+#endif
 }

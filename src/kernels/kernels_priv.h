@@ -62,10 +62,9 @@ size_t dcp__attn_scratch_bytes_for(dcp_isa isa, int64_t n_rows, int64_t dk, int6
 /* Rows that a job is best given: more keep K and V longer in the caches. DCP__ATTN_ROWS_MAX below
  * AMX; more where tiles can use them. */
 int64_t dcp__attn_rows_most(dcp_isa isa, int64_t dv);
-/* Whether that kernel (a name in dcp__kernels.attn_name) rounds q to two bf16 parts and cuts
- * weights to one for a sequence of so many call_rows (dcp__attn_job); out, not lse, is off by
- * that. */
-bool dcp__attn_cuts_weights(const char *kernel, int64_t call_rows);
+/* Whether the kernel chosen at isa for views of dtype rounds q to two bf16 parts and cuts weights
+ * to one for a sequence of so many call_rows (dcp__attn_job); out, not lse, is off by that. */
+bool dcp__attn_cuts_weights(dcp_isa isa, dcp_dtype dtype, int64_t call_rows);
 
 /* ---- merge: one row of n_parts payloads, weights given ---- */
 /* dst[d] = round(sum_p w[p] * part_p[d]), p ascending, first product plain then fused

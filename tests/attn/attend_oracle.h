@@ -4,6 +4,7 @@
 #define DCP_TESTS_ATTN_ATTEND_ORACLE_H
 
 #include "attn/attend_case.h"
+#include "base/cpu_priv.h"
 #include "kernels/kernels_priv.h"
 #include "ref/ref_attend.h"
 
@@ -65,8 +66,9 @@ static double project_value(const struct call *c, const double *row, const doubl
 
 static bool is_in_parts(const struct call *c, int64_t s)
 {
-    return dcp__attn_cuts_weights(world.answer->info[0].kernel,
-                                  c->n_rows[s] * (c->n_heads / c->n_kv_heads));
+    dcp_isa isa = DCP_ISA_SCALAR; /* as create chooses it */
+    assert_int_equal(dcp__isa_choose(DCP_ISA_DEFAULT, &isa), DCP_OK);
+    return dcp__attn_cuts_weights(isa, c->dtype, c->n_rows[s] * (c->n_heads / c->n_kv_heads));
 }
 
 static void expect_oracle(const struct call *c)

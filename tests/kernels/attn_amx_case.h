@@ -262,7 +262,7 @@ static bool is_close(double got, double want, double tol)
 static void add_tolerance(const struct fixture *f, const struct ref_attn_row *ref, double *tol_out,
                           double *tol_lse)
 {
-    const bool is_few = !dcp__attn_cuts_weights("dcp__attn_bf16__amx", f->job.call_rows);
+    const bool is_few = !dcp__attn_cuts_weights(DCP_ISA_AMX, DCP_BF16, f->job.call_rows);
     const double q = is_few ? 0.0 : 0x1p-17 * fmin(1.0, 4.0 / sqrt((double)ref->dk));
     *tol_lse += q * ref->score_size + (is_few ? 0.0 : 3e-6);
     *tol_out += 2.0 * q * ref->score_size * ref->value_size;

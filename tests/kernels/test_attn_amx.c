@@ -648,7 +648,7 @@ static void show_error(const char *name, int64_t dk, int64_t dv, int64_t n_keys,
                   out, lse);
     assert_true(out <= most_out && lse <= most_lse);
     /* Whoever asks is told what was seen. */
-    assert_true(dcp__attn_cuts_weights("dcp__attn_bf16__amx", f.job.call_rows) == (out > 1e-5));
+    assert_true(dcp__attn_cuts_weights(DCP_ISA_AMX, DCP_BF16, f.job.call_rows) == (out > 1e-5));
     free(want);
     fixture_free(&f);
 }
@@ -693,8 +693,16 @@ static void test_choice(void **state)
     }
     assert_int_equal(dcp__attn_rows_most(DCP_ISA_AVX512, 128), DCP__ATTN_ROWS_MAX);
     assert_true(dcp__attn_rows_most(DCP_ISA_AMX, 128) >= DCP__ATTN_ROWS_MAX);
-    for (int dtype = DCP_F32; dtype <= DCP_BF16; dtype++)
-        assert_false(dcp__attn_cuts_weights(k.attn_name[dtype], 1000)); /* of AVX-512 */
+    /* Weights are cut by that kernel alone, whatever the levels around it take. */
+    for (int level = DCP_ISA_SCALAR; level <= DCP_ISA_AMX; level++) {
+        dcp__kernels_select((dcp_isa)level, &k);
+        for (int dtype = DCP_F32; dtype <= DCP_FP8_E4M3; dtype++) {
+            const bool is_tiles = strstr(k.attn_name[dtype], "__amx") != NULL;
+            for (int64_t rows = 31; rows < 35; rows++)
+                assert_int_equal(dcp__attn_cuts_weights((dcp_isa)level, (dcp_dtype)dtype, rows),
+                                 is_tiles && rows > 32);
+        }
+    }
 }
 
 int main(int argc, char **argv)
