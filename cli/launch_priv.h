@@ -28,6 +28,8 @@ void launch_board_use(struct launch_board *board);
 /* Under MPI nobody collects what is told: ranks that only noticed a failure let others speak first,
  * who then end the world; what all ranks know rank 0 says. */
 void launch_speak_in_turn(bool on);
+/* What such a rank does before it speaks or ends the world: where st only says that another failed
+ * or was late, pause for some 300 to 900 ms, longer the higher the rank; else return at once. */
 void launch_wait_for_turn(dcp_status st, int rank);
 /* The note that says most about the cause; -1 if none was told. */
 int launch_board_root(const struct launch_board *board);

@@ -3,7 +3,7 @@
  * cannot do.
  *
  *     call_rows <= AMX_FEW_ROWS   attn_few_amx.c    memory-bound, float32-grade
- *     more                        attn_many_amx.c   compute-bound; weights rounded to bf16
+ *     more                        attn_many_amx.c   compute-bound; weights cut to bf16
  *
  * by the rows of the whole call, never by those of this job, which a memory limit may have cut.
  *

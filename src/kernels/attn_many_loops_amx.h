@@ -34,7 +34,8 @@ static __attribute__((noinline)) void ahead_next_group(struct many *m)
     if (!x->is_value) x->key += AMX_GROUP;
     ahead_find(m);
 }
-/* After four products. */
+/* Once a step: with scores after 2, 4 or 8 products (a row tile or two, q in one part or two), with
+ * values after 2 or 4. */
 AMX_INLINE void do_ahead(struct many *m)
 {
     struct ahead *const x = &m->ahead;
@@ -470,7 +471,7 @@ static void finish_item(struct many *m, const struct item *it)
 /* ---- values ---- */
 
 /* Late: O += P V of 32 dims and a row tile or two: C 0-3, V 4-5, P, which passes by once, 6-7; and
- * of the next column a_step key pairs under every 4 products. */
+ * of the next column a_step key pairs under every step of 2 or 4 products. */
 AMX_INLINE void late_block(struct many *m, const struct pair *pair, int64_t d, const char *v,
                            bool two, struct column *next, int a_step)
 {

@@ -84,7 +84,10 @@ struct dcp__merge_pair {
     const float *w[2];    /* [n_rows] */
     char *dst;
     int64_t part_hop[2], dst_hop;
-    int64_t dst_ahead; /* bytes beyond what is stored, to be prefetched for writing; 0: none */
+    /* How many bytes beyond what is stored lines are fetched meanwhile; 0: none. As if to be read:
+     * the flags of these kernels have no prefetchw. The last of them lie past the end of the
+     * result, by as much (512): a prefetch of an address that is not mapped does nothing. */
+    int64_t dst_ahead;
     int n_rows;
 };
 /* What dcp__merge_row_fn makes of each row, to the bit, with one call for many. Returns how many
