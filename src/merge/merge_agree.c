@@ -90,7 +90,7 @@ static const char *value_text(enum kind kind, int64_t x, char *buf)
         [KIND_NONFINITE] = {"zero", "propagate", "error"},
         [KIND_FLAG] = {"no", "yes"},
         [KIND_FORM] = {"lse", "max-sum"},
-        [KIND_ORDER] = {"default", "rank", "any"},
+        [KIND_ORDER] = {"auto", "rank", "any"},
     };
     if (kind == KIND_TYPE) return dcp_dtype_name((dcp_dtype)x);
     if (kind == KIND_ALGO) return dcp_merge_algo_name((dcp_merge_algo)x);

@@ -92,7 +92,7 @@ static const struct field {
     {FIELD(has_sink), 0, {"no", "yes"}},
     {FIELD(has_kv_len), 0, {"no", "yes"}},
     {FIELD(lse_form), DCP_LSE_FORM_LSE, {"lse", "max-sum"}},
-    {FIELD(order), DCP_MERGE_ORDER_DEFAULT, {"default", "rank", "any"}},
+    {FIELD(order), DCP_MERGE_ORDER_DEFAULT, {"auto", "rank", "any"}},
     {FIELD(algo),
      DCP_MERGE_AUTO,
      {"auto", "direct", "alltoall", "halving", "hierarchical", "allreduce", "allreduce-temp"}},
