@@ -20,6 +20,7 @@
  *     into another rank's slice                   overlaps; check_untouched: test_merge_property
  *   stale workspace rows of a larger call         stale_workspace (two patterns)
  *   T = 0 on one rank only                        no_tokens
+ *   any other T on one rank                       test_merge_refusals (tokens_differ)
  *   sink applied once per rank                    sink_once
  *   a peer returns while it is still read         scribble
  *   two groups, two threads                       test_merge_failure two_groups

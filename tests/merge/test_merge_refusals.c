@@ -102,35 +102,125 @@ static void set_field(dcp_merge_desc *d, const struct field *f, int value)
     const int64_t wide = value;
     memcpy((char *)d + f->offset, f->n_bytes == 8 ? (const void *)&wide : &value, f->n_bytes);
 }
-static int disagreement(dcp_group *g, void *user)
+/* What a rank that has such a description says to it alone, in a group of two hosts or one. */
+static dcp_status own_refusal(const dcp_merge_desc *d)
 {
-    (void)user;
-    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
-        const struct field *const f = &fields[i];
-        for (int a = 0; f->texts[a] != NULL; a++) {
-            for (int b = 0; f->texts[b] != NULL; b++) {
-                if (a == b) continue;
-                char want[128];
-                snprintf(want, sizeof(want), "disagree on %s: rank 0 has %s, rank 1 has %s (seen",
-                         f->name, f->texts[a], f->texts[b]);
-                struct simple *s = simple_new(g, algo_now);
-                set_field(&s->desc, f, f->first + (s->rank == 1 ? b : a));
-                EXPECT(simple_create(s) == DCP_ERR_MISMATCH);
-                EXPECT(strstr(dcp_last_error(), want) != NULL);
-                simple_free(s);
-            }
-        }
-    }
+    const bool keeps_order = d->algo <= DCP_MERGE_ALLTOALL;
+    if (d->algo == DCP_MERGE_DIRECT && ranks_per_host > 0) return DCP_ERR_NOT_SUPPORTED;
+    return d->order == DCP_MERGE_ORDER_RANK && !keeps_order ? DCP_ERR_ARG : DCP_OK;
+}
+static int disagree_on(dcp_group *g, const struct field *f, int a, int b)
+{
+    char want[128];
     struct simple *s = simple_new(g, algo_now);
-    EXPECT(simple_create(s) == DCP_OK && simple_run(s) == DCP_OK);
+    dcp_merge_desc other = s->desc; /* of rank 1 */
+    set_field(&s->desc, f, f->first + a);
+    set_field(&other, f, f->first + b);
+    const dcp_status of_a = own_refusal(&s->desc), of_b = own_refusal(&other);
+    if (s->rank == 1) s->desc = other;
+    if (of_a == DCP_OK && of_b == DCP_OK) {
+        snprintf(want, sizeof(want), "disagree on %s: rank 0 has %s, rank 1 has %s (seen", f->name,
+                 f->texts[a], f->texts[b]);
+        EXPECT(simple_create(s) == DCP_ERR_MISMATCH);
+        EXPECT(strstr(dcp_last_error(), want) != NULL);
+    } else {
+        EXPECT(of_a == DCP_OK || of_b == DCP_OK);   /* as the fields are */
+        const int refuser = of_a != DCP_OK ? 0 : 1; /* the first, and who has the same */
+        const bool refuses = (s->rank == 1) == (refuser == 1);
+        snprintf(want, sizeof(want), "rank %d refused", refuser);
+        EXPECT(simple_create(s) == (of_a != DCP_OK ? of_a : of_b));
+        EXPECT(refuses || strstr(dcp_last_error(), want) != NULL);
+    }
+    EXPECT(s->merge == NULL);
     simple_free(s);
     return 0;
 }
+static int disagreement(dcp_group *g, void *user)
+{
+    (void)user;
+    int n_failed = 0;
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]) && n_failed == 0; i++) {
+        const struct field *const f = &fields[i];
+        for (int a = 0; f->texts[a] != NULL && n_failed == 0; a++) {
+            for (int b = 0; f->texts[b] != NULL && n_failed == 0; b++) {
+                if (a != b) n_failed = disagree_on(g, f, a, b);
+            }
+        }
+    }
+    if (n_failed != 0) return n_failed;
+    struct simple *s = simple_new(g, algo_now);
+    EXPECT(simple_create(s) == DCP_OK && simple_run(s) == DCP_OK);
+    EXPECT(NEAR(s->merged[0], 2.0, 1e-6));
+    simple_free(s);
+    return 0;
+}
+/* Every algorithm among threads; over processes and hosts one that sends, one that goes by levels,
+ * one that tells hosts apart. */
 static void test_disagreement(void **state)
 {
     (void)state;
-    for (algo_now = DCP_MERGE_AUTO; algo_now <= DCP_MERGE_ALLTOALL; algo_now++)
+    for (algo_now = DCP_MERGE_AUTO; algo_now <= DCP_MERGE_ALLREDUCE_TEMP; algo_now++)
         assert_int_equal(ranks_threads(3, 20.0, disagreement, NULL), 0);
+    algo_now = DCP_MERGE_ALLTOALL;
+    assert_int_equal(ranks_shm(3, 20.0, disagreement, NULL), 0);
+    ranks_per_host = 2;
+    algo_now = DCP_MERGE_HIERARCHICAL;
+    assert_int_equal(ranks_threads(3, 20.0, disagreement, NULL), 0);
+    algo_now = DCP_MERGE_HALVING;
+    assert_int_equal(ranks_shm(3, 20.0, disagreement, NULL), 0);
+    ranks_per_host = 0;
+}
+
+/* Calls of different T, run or started and tested: each rank is told both. Afterwards a call of
+ * one T gives what it should. */
+static dcp_status start_and_test(struct simple *s)
+{
+    int is_done = 0;
+    dcp_status st = dcp_merge_start(s->merge, &s->args);
+    while (st == DCP_OK && is_done == 0) st = dcp_merge_test(s->merge, &is_done, &s->stats);
+    return st;
+}
+static int tokens_differ(dcp_group *g, void *user)
+{
+    (void)user;
+    static const struct {
+        int of_others, of_one;
+    } tokens[] = {{3, 4}, {4, 3}, {4, 5}, {5, 4}, {1, 5}, {5, 1}, {2, 1}, {0, 1}, {1, 0}};
+    struct simple *s = simple_new(g, algo_now);
+    EXPECT(simple_create(s) == DCP_OK);
+    for (size_t i = 0; i < sizeof(tokens) / sizeof(tokens[0]); i++) {
+        for (int is_started = 0; is_started < 2; is_started++) {
+            const int one = 1 + (int)(i % 2); /* the rank that differs */
+            dcp_status (*const call)(struct simple *) = is_started ? start_and_test : simple_run;
+            char want[128];
+            snprintf(want, sizeof(want), "disagree on n_tokens: rank 0 has %d, rank %d has %d (",
+                     tokens[i].of_others, one, tokens[i].of_one);
+            s->args.n_tokens = s->rank == one ? tokens[i].of_one : tokens[i].of_others;
+            EXPECT(call(s) == DCP_ERR_MISMATCH);
+            EXPECT(strstr(dcp_last_error(), want) != NULL);
+            for (int k = 0; k < SIMPLE_ELEMS; k++) EXPECT(s->out[k] == (float)(s->rank + 1));
+        }
+    }
+    for (int is_started = 0; is_started < 2; is_started++) {
+        for (int k = 0; k < SIMPLE_ELEMS; k++) s->out[k] = (float)(s->rank + 1);
+        s->args.n_tokens = 4;
+        EXPECT((is_started ? start_and_test : simple_run)(s) == DCP_OK);
+        EXPECT(NEAR(simple_merged(s, 3, s->heads.begin)[7], 2.0, 1e-6));
+    }
+    simple_free(s);
+    return 0;
+}
+static void test_tokens_differ(void **state)
+{
+    (void)state;
+    for (algo_now = DCP_MERGE_AUTO; algo_now <= DCP_MERGE_ALLREDUCE_TEMP; algo_now++) {
+        assert_int_equal(ranks_threads(3, 20.0, tokens_differ, NULL), 0);
+        assert_int_equal(ranks_shm(3, 20.0, tokens_differ, NULL), 0);
+        if (algo_now == DCP_MERGE_DIRECT) continue;
+        ranks_per_host = 2;
+        assert_int_equal(ranks_threads(3, 20.0, tokens_differ, NULL), 0);
+        ranks_per_host = 0;
+    }
 }
 
 /* A refusal whose text fills a record: all get it whole, without the place in the first rank's
@@ -181,9 +271,9 @@ static void test_largest_workspace(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_result_at_peer),    cmocka_unit_test(test_no_place),
-        cmocka_unit_test(test_disagreement),      cmocka_unit_test(test_long_text),
-        cmocka_unit_test(test_largest_workspace),
+        cmocka_unit_test(test_result_at_peer), cmocka_unit_test(test_no_place),
+        cmocka_unit_test(test_disagreement),   cmocka_unit_test(test_tokens_differ),
+        cmocka_unit_test(test_long_text),      cmocka_unit_test(test_largest_workspace),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
