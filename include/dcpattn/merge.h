@@ -90,7 +90,7 @@
  * up; over MPI between hosts, and custom transports, it may be named through one that waits for it.
  *
  * Not blocking: dcp_merge_start, dcp_merge_test, dcp_merge_wait. Without a group: dcp_merge_local,
- * dcp_merge_pair. Before anything: dcp_merge_plan. */
+ * dcp_merge_pair. Before anything: dcp_merge_plan, dcp_merge_plan_algo. */
 #ifndef DCPATTN_MERGE_H
 #define DCPATTN_MERGE_H
 
@@ -255,7 +255,7 @@ DCP_API dcp_status dcp_merge_run(dcp_merge *m, const dcp_merge_args *args,
 DCP_API void dcp_merge_get_cost(const dcp_merge *m, int64_t n_tokens, dcp_merge_cost *cost_out);
 
 /** The same without a group, for planning.
- *  @param[in]  desc      algo AUTO counts as direct
+ *  @param[in]  desc      algo AUTO counts as what dcp_merge_plan_algo says
  *  @param[in]  n_ranks, rank  of the group to be
  *  @param[in]  ranks_per_host  consecutive ranks that share memory; 0 = all
  *  @param[in]  n_tokens  0..max_tokens
@@ -264,6 +264,17 @@ DCP_API void dcp_merge_get_cost(const dcp_merge *m, int64_t n_tokens, dcp_merge_
  *  Threads: any.   Collective: no. */
 DCP_API dcp_status dcp_merge_plan(const dcp_merge_desc *desc, int n_ranks, int rank,
                                   int ranks_per_host, int64_t n_tokens, dcp_merge_cost *cost_out);
+
+/** The algorithm that dcp_merge_plan counts, and why: the one that desc names; for AUTO what create
+ *  would take if ranks of a host see each other's memory and others do not: direct on one host; on
+ *  several alltoall, or with order ANY the least estimate by fixed speeds, where create measures.
+ *  @param[in]  desc, n_ranks, ranks_per_host  as for dcp_merge_plan
+ *  @param[out] algo_out  written on success only; never AUTO
+ *  @param[out] why_out   NULL allowed; a fixed text, "asked for" or "auto without a group: ..."
+ *  @return DCP_ERR_ARG, DCP_ERR_NOMEM
+ *  Ownership: why_out static.   Threads: any.   Collective: no. */
+DCP_API dcp_status dcp_merge_plan_algo(const dcp_merge_desc *desc, int n_ranks, int ranks_per_host,
+                                       dcp_merge_algo *algo_out, const char **why_out);
 
 /** Begin a merge and return: dcp_merge_test moves it on, dcp_merge_wait ends it. All ranks use this
  *  form, or all use run, for the same merge. Until it has ended the buffers of args stay borrowed,

@@ -311,21 +311,46 @@ void dcp_merge_get_cost(const dcp_merge *m, int64_t n_tokens, dcp_merge_cost *co
     cost_of(&m->shape, n_tokens, cost_out);
 }
 
-dcp_status dcp_merge_plan(const dcp_merge_desc *desc, int n_ranks, int rank, int ranks_per_host,
-                          int64_t n_tokens, dcp_merge_cost *cost_out)
+/* The description with its algorithm chosen, and a list of hosts that the caller frees. */
+static dcp_status plan_begin(const dcp_merge_desc *desc, int n_ranks, int rank, int ranks_per_host,
+                             dcp_merge_desc *d, int **host_of_out, const char **why_out)
 {
-    dcp_merge_desc d;
-    DCP_TRY(dcp__merge_check_desc(desc, &d));
-    if (n_ranks < 1 || n_ranks > 1024 || rank < 0 || rank >= n_ranks || ranks_per_host < 0 ||
-        cost_out == NULL)
+    DCP_TRY(dcp__merge_check_desc(desc, d));
+    if (n_ranks < 1 || n_ranks > 1024 || rank < 0 || rank >= n_ranks || ranks_per_host < 0)
         return dcp__fail(DCP_ERR_ARG,
                          "merge plan: rank %d of %d ranks, %d per host; 1 to 1024 ranks", rank,
                          n_ranks, ranks_per_host);
-    if (d.algo == DCP_MERGE_AUTO) d.algo = DCP_MERGE_DIRECT;
     void *p = NULL;
     DCP_TRY(dcp__alloc_array((size_t)n_ranks, sizeof(int), "merge plan", &p));
     int *const host_of = p;
     for (int r = 0; r < n_ranks; r++) host_of[r] = ranks_per_host > 0 ? r / ranks_per_host : 0;
+    d->algo = dcp__merge_choose_unseen(d, n_ranks, host_of, why_out);
+    *host_of_out = host_of;
+    return DCP_OK;
+}
+
+dcp_status dcp_merge_plan_algo(const dcp_merge_desc *desc, int n_ranks, int ranks_per_host,
+                               dcp_merge_algo *algo_out, const char **why_out)
+{
+    dcp_merge_desc d;
+    int *host_of = NULL;
+    const char *why = NULL;
+    if (algo_out == NULL) return dcp__fail(DCP_ERR_ARG, "merge plan: algo_out is NULL");
+    DCP_TRY(plan_begin(desc, n_ranks, 0, ranks_per_host, &d, &host_of, &why));
+    dcp__free(host_of);
+    *algo_out = d.algo;
+    if (why_out != NULL) *why_out = why;
+    return DCP_OK;
+}
+
+dcp_status dcp_merge_plan(const dcp_merge_desc *desc, int n_ranks, int rank, int ranks_per_host,
+                          int64_t n_tokens, dcp_merge_cost *cost_out)
+{
+    dcp_merge_desc d;
+    int *host_of = NULL;
+    const char *why = NULL;
+    if (cost_out == NULL) return dcp__fail(DCP_ERR_ARG, "merge plan: cost_out is NULL");
+    DCP_TRY(plan_begin(desc, n_ranks, rank, ranks_per_host, &d, &host_of, &why));
     /* All ranks take the smallest tile of any. */
     struct dcp__merge_shape s = dcp__merge_shape_of(&d, d.algo, n_ranks, 0, n_ranks == 1, host_of);
     struct dcp__merge_sizes sizes;
@@ -349,7 +374,7 @@ dcp_status dcp_merge_plan(const dcp_merge_desc *desc, int n_ranks, int rank, int
             dcp__merge_own_bytes(n_ranks) + sizes.private_total + sizes.group_total;
         cost_of(&s, n_tokens, cost_out);
     }
-    dcp__free(p);
+    dcp__free(host_of);
     return st;
 }
 

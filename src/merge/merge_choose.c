@@ -292,6 +292,29 @@ static dcp_merge_algo choose_any(struct dcp_merge *m)
     return best;
 }
 
+dcp_merge_algo dcp__merge_choose_unseen(const dcp_merge_desc *desc, int n_ranks, const int *host_of,
+                                        const char **why_out)
+{
+    *why_out = "asked for";
+    if (desc->algo != DCP_MERGE_AUTO) return desc->algo;
+    *why_out = "auto without a group: ranks of one host";
+    if (host_of[n_ranks - 1] == host_of[0]) return DCP_MERGE_DIRECT; /* hosts come one by one */
+    if (desc->order != DCP_MERGE_ORDER_ANY || n_ranks < 3 || desc->max_tokens == 0) {
+        *why_out = desc->order == DCP_MERGE_ORDER_ANY
+                       ? "auto without a group: several hosts"
+                       : "auto without a group: several hosts, and the order is that of the ranks";
+        return DCP_MERGE_ALLTOALL;
+    }
+    *why_out = "auto without a group: several hosts, any order, by speeds that were not measured";
+    const struct dcp__merge_pick p = {.desc = desc,
+                                      .n_ranks = n_ranks,
+                                      .host_of = host_of,
+                                      .sends_pieces = true, /* as over MPI */
+                                      .speed = fixed_speed};
+    double us[3];
+    return dcp__merge_pick_any(&p, us);
+}
+
 dcp_status dcp__merge_choose(struct dcp_merge *m)
 {
     const bool is_any = m->desc.order == DCP_MERGE_ORDER_ANY;

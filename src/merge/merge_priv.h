@@ -230,6 +230,11 @@ struct dcp__merge_pick {
     struct dcp__merge_speed speed;
 };
 dcp_merge_algo dcp__merge_pick_any(const struct dcp__merge_pick *p, double us[3]);
+/* What choose would take in a group that does not exist yet, on hosts of consecutive ranks each of
+ * which sees its own ranks' memory, with the fixed speeds. desc: defaults resolved; *why_out lives
+ * on. */
+dcp_merge_algo dcp__merge_choose_unseen(const dcp_merge_desc *desc, int n_ranks, const int *host_of,
+                                        const char **why_out);
 /* Local, the same answer on all ranks; why is kept for info. */
 dcp_status dcp__merge_choose(struct dcp_merge *m);
 

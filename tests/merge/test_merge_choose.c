@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The choice where any order will do, from stored measurements of the exchange, against stored
  * times of the algorithms: the pick takes at most 1.25 times the best one's time. Times: least of a
- * run, Open MPI on 2 cores, so that ranks beyond two wait for each other's turns. */
+ * run, Open MPI on 2 cores, so that ranks beyond two wait for each other's turns. And the choice
+ * without a group, beside that of a group with such hosts. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,6 +12,7 @@
 #include <string.h>
 
 #include "merge/merge_priv.h"
+#include "merge/merge_simple.h"
 
 struct setting {
     const char *name;
@@ -149,10 +151,101 @@ static void test_copies(void **state)
     assert_true(copying_us(pieces, DCP_LSE_FORM_MAX_SUM) == 0); /* packed either way */
 }
 
+/* ---- the plan without a group ---- */
+
+static const struct placement {
+    int n_ranks, per_host;
+    dcp_merge_order order;
+    int64_t max_tokens;
+    dcp_merge_algo algo; /* that auto takes */
+    const char *why;
+} placements[] = {
+    {4, 0, DCP_MERGE_ORDER_DEFAULT, 5, DCP_MERGE_DIRECT, "ranks of one host"},
+    {4, 4, DCP_MERGE_ORDER_ANY, 5, DCP_MERGE_DIRECT, "ranks of one host"},
+    {4, 9, DCP_MERGE_ORDER_RANK, 5, DCP_MERGE_DIRECT, "ranks of one host"},
+    {1, 1, DCP_MERGE_ORDER_ANY, 5, DCP_MERGE_DIRECT, "ranks of one host"},
+    {4, 2, DCP_MERGE_ORDER_DEFAULT, 5, DCP_MERGE_ALLTOALL, "several hosts, and the order is"},
+    {3, 2, DCP_MERGE_ORDER_RANK, 5, DCP_MERGE_ALLTOALL, "several hosts, and the order is"},
+    {2, 1, DCP_MERGE_ORDER_ANY, 5, DCP_MERGE_ALLTOALL, "several hosts"},
+    {4, 2, DCP_MERGE_ORDER_ANY, 0, DCP_MERGE_ALLTOALL, "several hosts"},
+    {4, 1, DCP_MERGE_ORDER_ANY, 5, DCP_MERGE_ALLTOALL, "several hosts, any order"},
+    {8, 4, DCP_MERGE_ORDER_ANY, 5, DCP_MERGE_HIERARCHICAL, "several hosts, any order"},
+};
+
+static bool same_cost(const dcp_merge_cost *a, const dcp_merge_cost *b)
+{
+    return a->workspace_bytes == b->workspace_bytes && a->wire_bytes == b->wire_bytes &&
+           a->n_messages == b->n_messages && a->n_steps == b->n_steps;
+}
+
+/* Of this rank: the plan says the algorithm that create takes, and counts it. */
+static int plan_and_create(dcp_group *g, void *user)
+{
+    const struct placement *const p = user;
+    struct simple *s = simple_new(g, DCP_MERGE_AUTO);
+    s->desc.order = p->order;
+    s->desc.max_tokens = p->max_tokens;
+    dcp_merge_algo algo = DCP_MERGE_AUTO;
+    const char *why = NULL;
+    EXPECT(dcp_merge_plan_algo(&s->desc, s->n, p->per_host, &algo, &why) == DCP_OK);
+    EXPECT(algo == p->algo);
+    EXPECT(strncmp(why, "auto without a group: ", 22) == 0 && strstr(why, p->why) == why + 22);
+    dcp_merge_cost by_auto, by_name;
+    EXPECT(dcp_merge_plan(&s->desc, s->n, s->rank, p->per_host, p->max_tokens, &by_auto) == DCP_OK);
+    EXPECT(simple_create(s) == DCP_OK);
+    dcp_merge_info info;
+    dcp_merge_get_info(s->merge, &info);
+    EXPECT(info.algo == algo);
+    s->desc.order = DCP_MERGE_ORDER_DEFAULT;
+    s->desc.algo = algo;
+    EXPECT(dcp_merge_plan(&s->desc, s->n, s->rank, p->per_host, p->max_tokens, &by_name) == DCP_OK);
+    EXPECT(same_cost(&by_auto, &by_name));
+    dcp_merge_cost counted;
+    dcp_merge_get_cost(s->merge, p->max_tokens, &counted);
+    EXPECT(counted.wire_bytes == by_auto.wire_bytes && counted.n_messages == by_auto.n_messages);
+    simple_free(s);
+    return 0;
+}
+
+static void test_plan(void **state)
+{
+    (void)state;
+    assert_int_equal(setenv("DCP_ATTN_CALIBRATE", "0", 1), 0); /* the numbers of the plan */
+    for (size_t i = 0; i < sizeof(placements) / sizeof(placements[0]); i++) {
+        struct placement p = placements[i];
+        ranks_per_host = p.per_host;
+        if (ranks_threads(p.n_ranks, 20.0, plan_and_create, &p) != 0)
+            fail_msg("%d ranks, %d a host, order %d", p.n_ranks, p.per_host, (int)p.order);
+    }
+    ranks_per_host = 0;
+    dcp_merge_desc desc = DCP_MERGE_DESC_INIT;
+    desc.max_tokens = 5;
+    desc.n_heads = 6;
+    desc.dim = 33;
+    desc.lse_base = DCP_LSE_BASE_E;
+    const char *why = NULL;
+    for (int a = DCP_MERGE_DIRECT; a <= DCP_MERGE_ALLREDUCE_TEMP; a++) {
+        dcp_merge_algo algo = DCP_MERGE_AUTO;
+        desc.algo = (dcp_merge_algo)a;
+        assert_int_equal(dcp_merge_plan_algo(&desc, 4, 2, &algo, &why), DCP_OK);
+        assert_int_equal(algo, a);
+        assert_string_equal(why, "asked for");
+        assert_int_equal(dcp_merge_plan_algo(&desc, 4, 2, &algo, NULL), DCP_OK);
+        assert_int_equal(dcp_merge_plan_algo(&desc, 0, 2, &algo, &why), DCP_ERR_ARG);
+        assert_int_equal(dcp_merge_plan_algo(&desc, 4, -1, &algo, &why), DCP_ERR_ARG);
+        assert_int_equal(dcp_merge_plan_algo(&desc, 4, 2, NULL, &why), DCP_ERR_ARG);
+        assert_non_null(strstr(dcp_last_error(), "algo_out is NULL"));
+        assert_int_equal(dcp_merge_plan_algo(NULL, 4, 2, &algo, &why), DCP_ERR_ARG);
+        assert_int_equal(algo, a);
+    }
+    assert_int_equal(dcp_merge_plan(&desc, 4, 0, 0, 5, NULL), DCP_ERR_ARG);
+    assert_non_null(strstr(dcp_last_error(), "cost_out is NULL"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_times),
                                        cmocka_unit_test(test_extremes),
-                                       cmocka_unit_test(test_copies)};
+                                       cmocka_unit_test(test_copies), cmocka_unit_test(test_plan)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
