@@ -63,8 +63,9 @@
  * the own f32 lse, where that is an LSE (of the form (max, sum) neither array can be it). Every
  * other overlap with the partial of this rank, or of any rank in the same address space, and any
  * with the group memory of another rank, is refused on every rank before anything moves. Apart from
- * that the partial is only read (allreduce is the exception, see dcp_merge_info.overwrites_partial).
- * When run returns DCP_OK, no peer reads this rank's partial any more; see Failure.
+ * that the partial is only read (allreduce is the exception, see
+ * dcp_merge_info.overwrites_partial). When run returns DCP_OK, no peer reads this rank's partial
+ * any more; see Failure.
  *
  * Memory. create takes all memory and reports the exact bytes; run allocates nothing. All of it
  * keeps to workspace_limit_bytes (allreduce apart): work goes in tiles of tokens, of some heads of
