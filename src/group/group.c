@@ -229,8 +229,9 @@ dcp_status dcp_group_barrier(dcp_group *g)
 static dcp_status check_xfers(const dcp_group *g, const char *what, bool takes_pieces,
                               const struct dcp__xfer *x, int n)
 {
-    if (n < 0 || n > 2 * g->size || (n > 0 && x == NULL)) {
-        return dcp__fail(DCP_ERR_ARG, "exchange: %d %s; at most %d", n, what, 2 * g->size);
+    if (n < 0 || (size_t)n > dcp__xfers_max(g->size) || (n > 0 && x == NULL)) {
+        return dcp__fail(DCP_ERR_ARG, "exchange: %d %s; at most %zu", n, what,
+                         dcp__xfers_max(g->size));
     }
     for (int i = 0; i < n; i++) {
         if (x[i].peer < 0 || x[i].peer >= g->size || x[i].peer == g->rank) {

@@ -83,7 +83,7 @@ struct custom_root {
 struct custom_open {
     bool is_open;
     int n_left, n_flows;
-    struct flow *flows; /* [4 * size] */
+    struct flow *flows; /* [2 * dcp__xfers_max] */
 };
 
 struct custom_group {
@@ -606,7 +606,7 @@ static dcp_status create(struct custom_root *root, uint32_t channel, int rank, i
                          const int *ranks, const struct dcp__group_opts *opts,
                          dcp_group **group_out)
 {
-    const size_t n = (size_t)size, per_slot = 4 * n;
+    const size_t n = (size_t)size, per_slot = 2 * dcp__xfers_max(size);
     void *mem;
     DCP_TRY(dcp__alloc(sizeof(struct custom_group), "custom group", &mem));
     struct custom_group *const c = mem;

@@ -67,14 +67,14 @@ void dcp__mem_core_init(struct dcp__mem_core *core, int n, const struct dcp__gro
 dcp_status dcp__mem_group_init(struct dcp__mem_group *m, const struct dcp__group_ops *ops, int rank,
                                struct dcp__mem_core *core)
 {
-    const size_t n = core->n;
+    const size_t n = core->n, most = dcp__xfers_max((int)n);
     DCP_TRY(dcp__group_init(&m->base, ops, rank, (int)n, core->deadline_ns, &core->poison));
     m->core = core;
     m->spin_rounds = (int)n <= dcp__cpu_usable() ? DCP__SPIN_BEGIN : 0;
     void *mem = NULL;
     dcp_status st = dcp__group_set_hosts(&m->base, NULL, (int)core->ranks_per_host);
     if (st != DCP_OK) goto err_base;
-    st = dcp__alloc_array(DCP__ALL_SLOTS * 4 * n, sizeof(struct dcp__mem_flow),
+    st = dcp__alloc_array(DCP__ALL_SLOTS * 2 * most, sizeof(struct dcp__mem_flow),
                           "open exchanges of a group", &mem);
     if (st != DCP_OK) goto err_base;
     m->flows = mem;
@@ -82,8 +82,8 @@ dcp_status dcp__mem_group_init(struct dcp__mem_group *m, const struct dcp__group
     if (st != DCP_OK) goto err_flows;
     m->blocked = mem;
     for (size_t slot = 0; slot < DCP__ALL_SLOTS; slot++) {
-        m->open[slot].sends = m->flows + slot * 4 * n;
-        m->open[slot].recvs = m->open[slot].sends + 2 * n;
+        m->open[slot].sends = m->flows + slot * 2 * most;
+        m->open[slot].recvs = m->open[slot].sends + most;
     }
     atomic_store(&dcp__mem_member_at(core, rank)->attached, 1);
     return DCP_OK;

@@ -81,7 +81,7 @@ struct dcp__mem_open {
     bool is_open;
     uint32_t number; /* order of starting */
     int n_sends, n_recvs, n_left;
-    struct dcp__mem_flow *sends, *recvs; /* [2 * size] each */
+    struct dcp__mem_flow *sends, *recvs; /* [dcp__xfers_max] each */
 };
 
 struct dcp__mem_group {

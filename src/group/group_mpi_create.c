@@ -272,7 +272,7 @@ static dcp_status create_shared(struct meeting *c, dcp_shm *shm, dcp_group **gro
 /* Fills a handle in zeroed memory; on failure the caller frees what there is. */
 static dcp_status fill_wire(struct mpi_group *m, const struct meeting *c, dcp_shm *shm)
 {
-    const size_t n = (size_t)c->size, slot_n = 4 * n;
+    const size_t n = (size_t)c->size, slot_n = 2 * dcp__xfers_max(c->size);
     dcp_status st = DCP_OK;
     if (shm != NULL) st = lib()->shm_enter(shm, c->host_ranks[c->rank], &m->host);
     if (st != DCP_OK) return st;

@@ -23,9 +23,9 @@ static inline const struct dcp__group_module *lib(void)
 struct mpi_open {
     bool is_open;
     int n_requests, n_sends;
-    MPI_Request *requests; /* [4 * size] */
-    int *peers;            /* [4 * size] */
-    int *n_bytes;          /* [4 * size], expected by receives */
+    MPI_Request *requests; /* [2 * dcp__xfers_max] */
+    int *peers;            /* [2 * dcp__xfers_max] */
+    int *n_bytes;          /* [2 * dcp__xfers_max], expected by receives */
 };
 
 /* Frame of a record: the size travels with it, so that ranks that disagree find out. */
@@ -68,7 +68,7 @@ struct mpi_group {
     MPI_Request *record_requests; /* [2 * size]: from each, to each */
     struct mpi_open open[DCP__ALL_SLOTS];
     MPI_Request *requests;
-    MPI_Status *statuses; /* [4 * size] */
+    MPI_Status *statuses; /* [2 * dcp__xfers_max] */
     int *numbers;
     struct mpi_types types;
 };

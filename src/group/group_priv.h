@@ -10,6 +10,11 @@
 
 /* Largest record of dcp__group_record: fits the slots of the shared control block. */
 enum { DCP__RECORD_MAX = 256, DCP__EXCHANGE_SLOTS = 4 };
+/* Messages of an exchange each way, at most: two for each rank, and two more. */
+static inline size_t dcp__xfers_max(int size)
+{
+    return 2 * (size_t)size + 2;
+}
 
 /* One message of an exchange. n_bytes = 0 is legal and sends nothing; both sides give the same
  * number. */

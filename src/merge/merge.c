@@ -134,8 +134,8 @@ static size_t lay_out_small(struct dcp_merge *m, int n_ranks, char *base)
     TAKE(m->srcs, n * sizeof(*m->srcs));
     TAKE(m->staged, n * sizeof(*m->staged));
     TAKE(m->states, n * sizeof(*m->states));
-    TAKE(m->sends, 2 * n * sizeof(*m->sends));
-    TAKE(m->recvs, 2 * n * sizeof(*m->recvs));
+    TAKE(m->sends, dcp__xfers_max(n_ranks) * sizeof(*m->sends));
+    TAKE(m->recvs, dcp__xfers_max(n_ranks) * sizeof(*m->recvs));
     TAKE(m->record_sends, n * sizeof(*m->record_sends));
     TAKE(m->record_recvs, n * sizeof(*m->record_recvs));
     TAKE(m->host_of, n * sizeof(*m->host_of));

@@ -14,9 +14,9 @@
  * been written is in the caches still. At 2 MiB of partial and of L2 that is 3 to 5 % of the whole.
  *
  * What is sent (plan_merge.c says which, for all ranks alike; start_tile does it):
- *   large rows   a token's rows for a peer make a large message: the tile is one token (cut tokens:
- *                any stretch of them) and its payload a message from where the caller has it. No
- *                copy; the LSEs are a message of their own.
+ *   large rows   a token's rows for a peer make 32 KiB or more: each token is a message from where the
+ *                caller has it, copied once. A tile is 128 KiB of them (cut tokens: one stretch)
+ *                and a message of all its LSEs.
  *   some KiB     the tile is a few tokens, 96 KiB. Where the transport can gather (MPI), its
  *                message is made of their stretches and the packed LSEs: 2 to 7 % less time than
  *                with a message for each. Elsewhere it is packed.
@@ -26,7 +26,10 @@
  * Where the time goes, (64, 64, 128) f32, N = 2, Open MPI without shared memory, stamped: of 270 us
  * MPI copies 53 into its fragments and 72 out of them and takes some 70 to pass them to and fro, a
  * merge 65, records 6. Copies by the kernel are no shorter way: 1 MiB in one stretch takes 110 us,
- * and the rows of a peer lie in stretches of 16 KiB.
+ * and the rows of a peer lie in stretches of 16 KiB. (64, 128, 128), partials of 4 MiB, larger than
+ * L2: stretches of 32 KiB, 2 MiB in all, take MPI 420 us gathered and 325 as messages of their own,
+ * of which the kernel's copies are 190 to 230 (large pages; 270 to 310 of small ones); merge 160
+ * to 190, LSEs and the rest 30, hardly any waiting.
  *
  * Cut tokens: a tile is a stretch of each rank's own tokens, all heads. Cut none: merged as by
  * heads; each tile's merged rows then go to all peers, while the tile after next is packed.
@@ -103,33 +106,57 @@ static bool payload_in_place(const struct dcp_merge *m, const struct dcp__merge_
     return true;
 }
 
+/* The payload of a block as messages of its stretches, at n in m->sends: from where the caller has
+ * it if all may be, else packed. cols: its LSEs, packed. */
+static void send_stretches(struct dcp_merge *m, const struct dcp__merge_run *run, int r,
+                           const struct dcp__merge_block *b, char *at, float *cols, int n)
+{
+    const int64_t n_stretches = dcp__merge_payloads(&m->shape, b);
+    const size_t each = payload_bytes(m, b) / (size_t)n_stretches;
+    const int64_t n_tokens = (b->t_end - b->t_begin) / n_stretches;
+    const int64_t n_rows = dcp__merge_block_rows(b) / n_stretches;
+    bool in_place = true;
+    for (int64_t i = 0; i < n_stretches && in_place; i++) {
+        struct dcp__merge_block part = *b;
+        part.t_begin = b->t_begin + i * n_tokens;
+        part.t_end = part.t_begin + n_tokens;
+        m->sends[n + i] = (struct dcp__xfer){.peer = r, .n_bytes = each};
+        in_place = payload_in_place(m, run, &part, cols + i * n_rows, &m->sends[n + i]);
+    }
+    if (in_place) return;
+    pack(m, run, b, at);
+    for (int64_t i = 0; i < n_stretches; i++)
+        m->sends[n + i] =
+            (struct dcp__xfer){.peer = r, .buf = at + (size_t)i * each, .n_bytes = each};
+}
+
 /* A block to rank r, at n in m->sends; returns how many messages. at: room for it. */
 static int send_block(struct dcp_merge *m, const struct dcp__merge_run *run, int r,
                       const struct dcp__merge_block *b, char *at, int n)
 {
     const size_t payload = payload_bytes(m, b);
     const size_t rest = block_bytes(m, b) - payload;
-    const bool splits = dcp__merge_splits(&m->shape);
+    const int n_payloads = dcp__merge_payloads(&m->shape, b);
     const bool gathers = dcp__merge_gathers(&m->shape) && dcp__group_sends_pieces(m->g);
     m->sends[n] = (struct dcp__xfer){.peer = r, .buf = at, .n_bytes = payload + rest};
-    if (payload == 0 || !(splits || gathers)) {
+    if (payload == 0 || !(n_payloads > 0 || gathers)) {
         pack(m, run, b, at);
         return 1;
     }
     float *cols = (float *)(void *)(at + payload);
     dcp__merge_pack(m, &run->own, b, m->desc.wire_type, NULL, cols);
-    if (splits) {
-        m->sends[n].n_bytes = payload;
-        m->sends[n + 1] = (struct dcp__xfer){.peer = r, .buf = cols, .n_bytes = rest};
-    } else {
-        m->sends[n].tail_bytes = rest;
-        m->sends[n].tail = cols;
+    if (n_payloads > 0) {
+        send_stretches(m, run, r, b, at, cols, n);
+        m->sends[n + n_payloads] = (struct dcp__xfer){.peer = r, .buf = cols, .n_bytes = rest};
+        return n_payloads + 1;
     }
+    m->sends[n].tail_bytes = rest;
+    m->sends[n].tail = cols;
     if (!payload_in_place(m, run, b, cols, &m->sends[n])) {
         pack(m, run, b, at);
         m->sends[n].tail_bytes = 0;
     }
-    return splits ? 2 : 1;
+    return 1;
 }
 
 static dcp_status start_tile(struct dcp_merge *m, struct dcp__merge_run *run,
@@ -141,9 +168,9 @@ static dcp_status start_tile(struct dcp_merge *m, struct dcp__merge_run *run,
     char *recv = buf->recv[step & 1];
     const struct dcp__merge_block own = dcp__merge_block_at(m, run, m->rank, step);
     const size_t own_bytes = block_bytes(m, &own);
-    const size_t own_first = dcp__merge_splits(&m->shape) && payload_bytes(m, &own) > 0
-                                 ? payload_bytes(m, &own)
-                                 : own_bytes;
+    const int n_payloads = dcp__merge_payloads(&m->shape, &own);
+    const size_t each = n_payloads > 0 ? payload_bytes(m, &own) / (size_t)n_payloads : 0;
+    const size_t payloads = each * (size_t)n_payloads;
     for (int r = 0; r < m->n_ranks; r++) {
         char *to = recv + (r != m->rank || m->shape.is_narrow ? recv_offset(m, &own, r) : 0);
         if (r == m->rank) {
@@ -153,10 +180,11 @@ static dcp_status start_tile(struct dcp_merge *m, struct dcp__merge_run *run,
         const struct dcp__merge_block b = dcp__merge_block_at(m, run, r, step);
         n_sends += send_block(m, run, r, &b, buf->send + at, n_sends);
         at += block_bytes(m, &b);
-        m->recvs[n_recvs++] = (struct dcp__xfer){.peer = r, .buf = to, .n_bytes = own_first};
-        if (own_first < own_bytes)
-            m->recvs[n_recvs++] = (struct dcp__xfer){
-                .peer = r, .buf = to + own_first, .n_bytes = own_bytes - own_first};
+        for (int i = 0; i < n_payloads; i++)
+            m->recvs[n_recvs++] =
+                (struct dcp__xfer){.peer = r, .buf = to + (size_t)i * each, .n_bytes = each};
+        m->recvs[n_recvs++] =
+            (struct dcp__xfer){.peer = r, .buf = to + payloads, .n_bytes = own_bytes - payloads};
     }
     return dcp__merge_send(m, run, DCP__SLOT_TILES, n_sends, n_recvs);
 }

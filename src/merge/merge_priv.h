@@ -152,7 +152,7 @@ struct dcp_merge {
     void *small;                                   /* one block: the small arrays */
     void *private_ws;                              /* of dcp__alloc: what the algorithm asked for */
     void *group_ws;                                /* of dcp_group_alloc */
-    struct dcp__xfer *sends, *recvs;               /* [2][n_ranks] */
+    struct dcp__xfer *sends, *recvs;               /* [dcp__xfers_max] */
     struct dcp__xfer *record_sends, *record_recvs; /* [n_ranks] */
 };
 

@@ -10,13 +10,16 @@ enum { RANKS_MAX = 1024 };
 /* Workspace below which a tile is not cut further: some 256 KiB in each of three buffers. */
 enum { WORTH_BYTES = 768 << 10 };
 
-/* From here on a message of its own costs less than the copy that it saves. Measured, Open MPI, one
- * host, copies by the kernel: 128 KB 8 GB/s from the caller's memory, 4.4 packed; 32 KB 5.7,
- * 4.3. */
-enum { SPLIT_BYTES = 48 << 10 };
+/* A stretch of so much is a message of its own: MPI has it copied once, by the kernel. Several such
+ * messages make a tile (OWN_TILE_BYTES), so that the ranks meet less often and the tile's LSEs are
+ * one message. Measured, Open MPI, N = 2, f32, stretches of 32 KiB against one message made of them
+ * that MPI copies twice: (64, 128, 128) 690 and 580 us, (32, 128, 128) 316 and 299; of 24 KiB
+ * (64, 96, 128) 468 and 487; of 16 KiB 282 and 375 (64, 64, 128), 678 and 691 (128, 64, 128). */
+enum { OWN_BYTES = 32 << 10, OWN_TILE_BYTES = 128 << 10 };
 
-/* Rows of a token for a peer that are worth a piece of their own in a message of several tokens. */
-enum { PIECE_BYTES = 4 << 10 };
+/* Rows of a token for a peer that are worth a piece of their own in a message of several tokens, and
+ * what such a message must carry. */
+enum { PIECE_BYTES = 4 << 10, PIECES_BYTES = 48 << 10 };
 
 /* Payload of a message made of pieces, at most. Open MPI copies such a one in fragments of 32 KiB,
  * of which three may be on their way before the first comes back; the first 4 KiB, enough for the
@@ -28,6 +31,11 @@ enum { GATHERED_BYTES = 96 << 10 };
 static size_t larger(size_t a, size_t b)
 {
     return a > b ? a : b;
+}
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
 }
 
 static int64_t rows_of(const struct dcp__merge_shape *s, int64_t n_tokens, int rank, int64_t step)
@@ -72,21 +80,34 @@ static size_t stretch_bytes(const struct dcp__merge_shape *s, int64_t n_tokens, 
     return (size_t)(n_tokens * n_heads) * row;
 }
 
-/* Sent from where the caller has it, in a tile's one stretch or in a piece for each token. */
-static bool goes_as_it_lies(const struct dcp__merge_shape *s)
+/* Tokens of a tile whose stretches are messages of their own: with one of LSEs for each peer no more
+ * than an exchange has (dcp__xfers_max): 4, 3, 2, 2 of 2 to 5 ranks, then 1. */
+static int64_t own_tokens(const struct dcp__merge_shape *s, size_t stretch)
 {
-    return s->algo == DCP_MERGE_ALLTOALL &&
-           stretch_bytes(s, s->tile_tokens, s->tile_heads) >= SPLIT_BYTES;
+    const int n_peers = s->n_ranks > 1 ? s->n_ranks - 1 : 1;
+    const int64_t n = least(OWN_TILE_BYTES / (int64_t)stretch, (s->n_ranks + 3) / n_peers);
+    return n > 1 ? n : 1;
 }
 
 bool dcp__merge_splits(const struct dcp__merge_shape *s)
 {
-    return goes_as_it_lies(s) && is_one_stretch(s, s->tile_tokens, s->tile_heads);
+    const bool is_one = is_one_stretch(s, s->tile_tokens, s->tile_heads);
+    const size_t stretch = stretch_bytes(s, is_one ? s->tile_tokens : 1, s->tile_heads);
+    return s->algo == DCP_MERGE_ALLTOALL && stretch >= OWN_BYTES &&
+           (is_one || s->tile_tokens <= own_tokens(s, stretch));
 }
 
 bool dcp__merge_gathers(const struct dcp__merge_shape *s)
 {
-    return goes_as_it_lies(s) && !is_one_stretch(s, s->tile_tokens, s->tile_heads);
+    return s->algo == DCP_MERGE_ALLTOALL && !dcp__merge_splits(s) &&
+           !is_one_stretch(s, s->tile_tokens, s->tile_heads) &&
+           stretch_bytes(s, s->tile_tokens, s->tile_heads) >= PIECES_BYTES;
+}
+
+int dcp__merge_payloads(const struct dcp__merge_shape *s, const struct dcp__merge_block *b)
+{
+    if (dcp__merge_block_rows(b) == 0 || !dcp__merge_splits(s)) return 0;
+    return is_one_stretch(s, s->tile_tokens, s->tile_heads) ? 1 : (int)(b->t_end - b->t_begin);
 }
 
 static void alltoall_sizes(const struct dcp__merge_shape *s, struct dcp__merge_sizes *out)
@@ -234,14 +255,15 @@ void dcp__merge_fit(struct dcp__merge_shape *s, size_t limit_bytes,
         const int64_t enough = (int64_t)(WORTH_BYTES / (one + 1)) + 1;
         const int64_t quarter = (longest + 3) / 4;
         most = enough < quarter ? quarter : enough < longest ? enough : longest;
-        if (s->cut != DCP_CUT_TOKENS && stretch_bytes(s, 1, widest) >= SPLIT_BYTES)
-            most = 1;
-        else if (s->cut != DCP_CUT_TOKENS && enough < longest &&
-                 stretch_bytes(s, (enough + 1) / 2, widest) >= SPLIT_BYTES) {
-            /* Less to wait for before the first merge. Also where pieces cannot be sent and all is
-             * packed: over shm, 2 to 14 % less time than with whole ones. */
-            const int64_t in_flight = GATHERED_BYTES / (int64_t)stretch_bytes(s, 1, widest);
-            most = (enough + 1) / 2 < in_flight ? (enough + 1) / 2 : in_flight;
+        const int64_t stretch = (int64_t)stretch_bytes(s, 1, widest);
+        /* Less to wait for before the first merge. Also where pieces cannot be sent and all is
+         * packed: over shm, 2 to 14 % less time than with whole ones. */
+        const int64_t half = (enough + 1) / 2;
+        if (s->cut != DCP_CUT_TOKENS && stretch >= OWN_BYTES) {
+            most = least(least(half, quarter), own_tokens(s, (size_t)stretch));
+        } else if (s->cut != DCP_CUT_TOKENS && enough < longest &&
+                   stretch_bytes(s, half, widest) >= PIECES_BYTES) {
+            most = least(half, GATHERED_BYTES / stretch);
         }
     }
     int64_t low = 0;
@@ -291,10 +313,11 @@ static void step_traffic(const struct dcp__merge_shape *s, int64_t n_tokens, int
                  bytes, n_messages);
     }
     for (int r = 0; r < s->n_ranks; r++) {
-        const int64_t rows = rows_of(s, n_tokens, r, step);
+        const struct dcp__merge_block b = dcp__merge_block_step(s, n_tokens, r, step);
+        const int64_t rows = dcp__merge_block_rows(&b);
         if (s->algo == DCP_MERGE_ALLTOALL && r != s->rank) {
             sent(dcp__merge_rows_bytes(rows, s->dim, s->wire_bytes, s->n_cols), bytes, n_messages);
-            *n_messages += rows > 0 && dcp__merge_splits(s);
+            *n_messages += dcp__merge_payloads(s, &b);
         }
         if (s->algo == DCP_MERGE_HIERARCHICAL && dcp__host_of(s, r) != own_host &&
             dcp__host_handler(s, own_host, r) == s->rank)

@@ -94,10 +94,12 @@ int dcp__state_cols(const struct dcp__merge_shape *s, int n_members);
 /* ---- bytes ---- */
 void dcp__merge_sizes_of(const struct dcp__merge_shape *s, struct dcp__merge_sizes *out);
 /* alltoall: payload and LSEs of a block travel apart, so that the payload can be sent from where
- * the caller has it, in one stretch; or in one message that a transport which can gather makes of
- * the payload where it lies and of the LSEs. */
+ * the caller has it, each stretch a message; or in one message that a
+ * transport which can gather makes of the payload where it lies and of the LSEs. */
 bool dcp__merge_splits(const struct dcp__merge_shape *s);
 bool dcp__merge_gathers(const struct dcp__merge_shape *s);
+/* Messages of the payload of a block that travels apart; 0 where it does not. */
+int dcp__merge_payloads(const struct dcp__merge_shape *s, const struct dcp__merge_block *b);
 /* The largest tile that fits limit_bytes (0, 0 if none does) into s; sizes_out of it, or of the
  * smallest tile. */
 void dcp__merge_fit(struct dcp__merge_shape *s, size_t limit_bytes,

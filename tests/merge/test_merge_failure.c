@@ -11,7 +11,7 @@
 #include "group/awake.h"
 #include "merge/merge_simple.h"
 
-enum { N = 3, VICTIM = 1, LIMIT = 8000 };
+enum { N = 3, VICTIM = 1, LIMIT = 8400 };
 static const double deadline_s = 1.0;
 
 struct expectation {
