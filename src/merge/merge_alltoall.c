@@ -14,7 +14,8 @@
  * been written is in the caches still. At 2 MiB of partial and of L2 that is 3 to 5 % of the whole.
  *
  * What is sent (plan_merge.c says which, for all ranks alike; start_tile does it):
- *   large rows   a token's rows for a peer make 32 KiB or more: each token is a message from where the
+ *   large rows   a token's rows for a peer make 32 KiB or more: each token is a message from where
+ *   the
  *                caller has it, copied once. A tile is 128 KiB of them (cut tokens: one stretch)
  *                and a message of all its LSEs.
  *   some KiB     the tile is a few tokens, 96 KiB. Where the transport can gather (MPI), its

@@ -17,8 +17,8 @@ enum { WORTH_BYTES = 768 << 10 };
  * (64, 96, 128) 468 and 487; of 16 KiB 282 and 375 (64, 64, 128), 678 and 691 (128, 64, 128). */
 enum { OWN_BYTES = 32 << 10, OWN_TILE_BYTES = 128 << 10 };
 
-/* Rows of a token for a peer that are worth a piece of their own in a message of several tokens, and
- * what such a message must carry. */
+/* Rows of a token for a peer that are worth a piece of their own in a message of several tokens,
+ * and what such a message must carry. */
 enum { PIECE_BYTES = 4 << 10, PIECES_BYTES = 48 << 10 };
 
 /* Payload of a message made of pieces, at most. Open MPI copies such a one in fragments of 32 KiB,
@@ -80,8 +80,8 @@ static size_t stretch_bytes(const struct dcp__merge_shape *s, int64_t n_tokens, 
     return (size_t)(n_tokens * n_heads) * row;
 }
 
-/* Tokens of a tile whose stretches are messages of their own: with one of LSEs for each peer no more
- * than an exchange has (dcp__xfers_max): 4, 3, 2, 2 of 2 to 5 ranks, then 1. */
+/* Tokens of a tile whose stretches are messages of their own: with one of LSEs for each peer no
+ * more than an exchange has (dcp__xfers_max): 4, 3, 2, 2 of 2 to 5 ranks, then 1. */
 static int64_t own_tokens(const struct dcp__merge_shape *s, size_t stretch)
 {
     const int n_peers = s->n_ranks > 1 ? s->n_ranks - 1 : 1;
