@@ -151,9 +151,9 @@ static void test_heads_are_cut(void **state)
     }
 }
 
-/* Messages made of pieces carry 96 KiB of payload at most, what MPI copies without a wait: by
- * tokens of 16, 8 and 24 KiB for a peer. From 32 KiB on each token is a message, and so are a
- * tile's LSEs: tiles of 128 KiB, at most a quarter of the call. */
+/* In calls of several, messages made of pieces carry 96 KiB of payload at most, what MPI copies
+ * without a wait: by tokens of 16, 8 and 24 KiB for a peer. From 32 KiB on each token is a
+ * message, and so are a tile's LSEs: tiles of 128 KiB, at most a quarter of the call. */
 static void test_gathered_messages(void **state)
 {
     (void)state;
