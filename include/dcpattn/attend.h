@@ -22,9 +22,11 @@
  *     desc.key_dim = desc.value_dim = 64; desc.interleave = 16; desc.causal = 1;
  *     dcp_attend_create(group, &desc, &attend);
  *     ...
+ *     dcp_cache_view(cache, 0, layer, &view);
+ *     dcp_cache_scales(cache, 0, layer, &scales);
  *     dcp_attend_seq seq = {&view, length, n_new, 0};
  *     dcp_attend_args args = DCP_ATTEND_ARGS_INIT;
- *     args.seqs = &seq; args.n_seqs = 1; args.q = q; args.out = out;
+ *     args.seqs = &seq; args.scales = &scales; args.n_seqs = 1; args.q = q; args.out = out;
  *     dcp_attend_run(attend, &args, NULL);
  *
  * Caches of others. A view says where keys and values lie by a block table and strides, so an
@@ -121,9 +123,10 @@ typedef struct dcp_attend_args {
     int64_t lse_token_stride;
     const void *project; /**< [H / tp, D, P] maps of this rank's head group (of all heads without
                             tp), project_type; NULL without project_dim */
-    const dcp_kv_scales
-        *scales; /**< [n_seqs] scales of the views of seqs that are int8 or fp8; NULL
-                                    or an entry with k_base NULL: none */
+    const dcp_kv_scales *
+        scales; /**< [n_seqs] scales of the views of seqs, which int8 and fp8 need: dcp_cache_scales
+                      gives them. An entry with k_base NULL: none, as other types have it; NULL: no
+                      sequence has any */
 } dcp_attend_args;
 #define DCP_ATTEND_ARGS_INIT                                                                       \
     {                                                                                              \

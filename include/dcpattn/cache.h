@@ -9,7 +9,8 @@
  *     own = [dcp_local_length(old), dcp_local_length(old + n_new))      may be empty
  *     for each layer:
  *         dcp_cache_store(c, seq, layer, own.begin, own.end - own.begin, k, ks, v, vs);
- *         dcp_cache_view(c, seq, layer, &view);           what dcp_attend_run reads
+ *         dcp_cache_view(c, seq, layer, &view);           what dcp_attend_run reads,
+ *         dcp_cache_scales(c, seq, layer, &scales);       and its args.scales: int8, fp8 need them
  *
  * Nothing here is collective and nothing waits; ranks that make the same calls fail alike, as the
  * limits are global counts (memory that the system refuses apart). One thread at a time per cache.
@@ -21,7 +22,8 @@
  *     V        [KV head][slot][value_dim]                        absent where latent
  *
  * int8 and fp8 caches hold a number per element and a scale (f32) per token and KV head, for K and
- * V apart: the element is their product. The scales follow the numbers of a page and layer:
+ * V apart: the element is their product, and a view of them alone is refused. The scales follow the
+ * numbers of a page and layer:
  *
  *     K codes | K scales [KV head][slot] | V codes | V scales [KV head][slot]
  *
@@ -62,8 +64,13 @@ typedef struct dcp_kv_view {
  *     KV head, fixed              0             0             given
  *     tensor, fixed               0             0             0
  *
- * k_base = NULL: there are none; all are 1 (fp8 alone: a bare int8 number means nothing). Latent
- * views: v_base = k_base, V's strides are K's. The layout of this struct is fixed. */
+ * k_base = NULL: there are none, as of f32, f16 and bf16 (dcp_cache_scales gives that); an int8 or
+ * fp8 view is refused then. fp8 numbers that are the values themselves have one scale for all:
+ *
+ *     static const float one = 1.0f;
+ *     dcp_kv_scales scales = {.k_base = &one, .v_base = &one};
+ *
+ * Latent views: v_base = k_base, V's strides are K's. The layout of this struct is fixed. */
 typedef struct dcp_kv_scales {
     const void *k_base, *v_base;
     int64_t k_page_stride_bytes, v_page_stride_bytes;
@@ -156,7 +163,7 @@ DCP_API dcp_status dcp_cache_truncate(dcp_cache *c, int64_t seq, int64_t length)
  *          dst is unchanged
  *  Threads: one per handle.  Collective: no, but called alike by all ranks. */
 DCP_API dcp_status dcp_cache_fork(dcp_cache *c, int64_t src, int64_t dst, int64_t length);
-/** Describes seq in layer as attention reads it.
+/** Describes seq in layer as attention reads it; int8 and fp8 together with dcp_cache_scales.
  *  @param[in]  c, seq, layer
  *  @param[out] view_out  written on success only; n_keys counts the room made, stored or not
  *  @return DCP_OK; DCP_ERR_ARG (no such seq or layer, NULL)

@@ -165,12 +165,21 @@ static dcp_status check_seq(const struct dcp_attend *a, const dcp_attend_args *a
                          at, (long long)view->page_tokens);
     }
     const dcp_kv_scales *scales = scales_of(args, s);
-    const bool is_quantised = view->dtype == DCP_I8 || view->dtype == DCP_FP8_E4M3;
-    if ((scales != NULL && !is_quantised) || (scales == NULL && view->dtype == DCP_I8)) {
+    /* fp8 numbers would mean something without scales, but those of a dcp_cache mean another thing:
+     * who wants a scale of 1 says so. */
+    const bool needs_scales = view->dtype == DCP_I8 || view->dtype == DCP_FP8_E4M3;
+    if (needs_scales && scales == NULL) {
         return dcp__fail(DCP_ERR_ARG,
-                         "dcp_attend_run: sequence %lld: the view is %s and scales are %s; int8 "
-                         "needs them, fp8 may have them, others have none",
-                         at, dcp_dtype_name(view->dtype), scales == NULL ? "missing" : "given");
+                         "dcp_attend_run: sequence %lld: the view is %s and scales are missing; "
+                         "args.scales needs those of dcp_cache_scales, or of an engine's own cache "
+                         "(a shared scale of 1 where it has none)",
+                         at, dcp_dtype_name(view->dtype));
+    }
+    if (!needs_scales && scales != NULL) {
+        return dcp__fail(DCP_ERR_ARG,
+                         "dcp_attend_run: sequence %lld: the view is %s and scales are given; only "
+                         "int8 and fp8 have them, k_base must be NULL",
+                         at, dcp_dtype_name(view->dtype));
     }
     if (own == 0) return DCP_OK;
     DCP_TRY(check_view(a, view, own, at));

@@ -330,6 +330,7 @@ static dcp_status rank_body(const struct call *c, dcp_group *g)
         if (strncmp(c->odd, "sink", 4) == 0) odd.sink = bad_sink;
         const dcp_kv_view *v = &views[0];
         if (strcmp(c->odd, "no scales") == 0) odd.scales = NULL;
+        if (strcmp(c->odd, "empty scales") == 0) scales[0].k_base = NULL;
         if (strcmp(c->odd, "scale type") == 0) scales[0].dtype = DCP_I8;
         if (strcmp(c->odd, "scale stride") == 0) scales[0].v_slot_stride = -1;
         if (strcmp(c->odd, "scale place") == 0) scales[0].k_page_stride_bytes++;

@@ -88,6 +88,8 @@ static void test_refusals(void **state)
         const char *word;
     } cases[] = {
         {"no scales", DCP_I8, "sequence 0: the view is int8 and scales are missing"},
+        {"no scales", DCP_FP8_E4M3, "sequence 0: the view is fp8 and scales are missing"},
+        {"empty scales", DCP_FP8_E4M3, "args.scales needs those of dcp_cache_scales"},
         {"scale type", DCP_I8, "sequence 0: dtype 4 of the scales is none of f32, f16, bf16"},
         {"scale stride", DCP_I8,
          "sequence 0: the scales' v_slot_stride is -1; no stride may be negative"},
@@ -118,7 +120,8 @@ static void test_refusals(void **state)
     }
 }
 
-/* fp8 without scales is taken as it is; scales beside a type that has none are refused. */
+/* fp8 without scales is refused, with a shared one of 1 the numbers are the values; scales beside a
+ * type that has none are refused. */
 static void test_without_scales(void **state)
 {
     (void)state;
@@ -146,13 +149,16 @@ static void test_without_scales(void **state)
     args.q = q;
     args.out = out;
     args.lse = &lse;
+    assert_int_equal(dcp_attend_run(a, &args, NULL), DCP_ERR_ARG);
+    assert_non_null(strstr(dcp_last_error(), "the view is fp8 and scales are missing"));
+    /* One scale for all, beside the view. */
+    float tensor_scale = 1.0f;
+    const dcp_kv_scales scales = {.k_base = &tensor_scale, .v_base = &tensor_scale};
+    args.scales = &scales;
     assert_int_equal(dcp_attend_run(a, &args, NULL), DCP_OK);
     assert_true(out[0] == 448.0f && out[1] == 0x1p-9f);
     assert_true(fabsf(lse - 5.0f / sqrtf(2.0f)) < 1e-6f);
-    /* One scale for all, beside the view. */
-    const float tensor_scale = 0.5f;
-    const dcp_kv_scales scales = {.k_base = &tensor_scale, .v_base = &tensor_scale};
-    args.scales = &scales;
+    tensor_scale = 0.5f;
     assert_int_equal(dcp_attend_run(a, &args, NULL), DCP_OK);
     assert_true(out[0] == 224.0f && out[1] == 0x1p-10f);
     assert_true(fabsf(lse - 2.5f / sqrtf(2.0f)) < 1e-6f);
