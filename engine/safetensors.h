@@ -19,12 +19,21 @@ enum st_dtype {
     ST_I16,
     ST_I8,
     ST_U8,
-    ST_BOOL
+    ST_BOOL,
+    ST_U64, /* from here on nothing reads the elements */
+    ST_U32,
+    ST_U16,
+    ST_F8_E4M3,
+    ST_F8_E5M2,
+    ST_F8_E8M0,
+    ST_C64,
+    ST_OTHER /* a type without a size here: the file's word for n_bytes is taken */
 };
 
 struct st_tensor {
     const char *name;
     enum st_dtype dtype;
+    const char *dtype_name; /* as the file spells it */
     int n_dims;
     int64_t dims[ST_MAX_DIMS];
     int64_t n_elems;
@@ -32,13 +41,14 @@ struct st_tensor {
     size_t n_bytes;
 };
 struct st_file;
+/* Tensors of any type may lie in the file; what does not fit the format is DCP_ERR_FORMAT. */
 dcp_status st_open(const char *path, struct st_file **out);
 void st_close(struct st_file *f);
 const char *st_path(const struct st_file *f); /* as it was given to st_open */
 const struct st_tensor *st_find(const struct st_file *f, const char *name);
 dcp_status st_read(const struct st_file *f, const struct st_tensor *t, size_t byte_begin,
                    size_t n_bytes, void *dst);
-size_t st_dtype_bytes(enum st_dtype d);
+size_t st_dtype_bytes(enum st_dtype d);     /* 0 of ST_OTHER */
 const char *st_dtype_name(enum st_dtype d); /* "F32" */
 /* Conversions between the two worlds; DCP_DTYPE_DEFAULT / 0 if there is none. */
 dcp_dtype st_to_dcp(enum st_dtype d);

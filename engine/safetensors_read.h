@@ -9,9 +9,15 @@
  * none. */
 dcp_status st_need(const struct st_file *f, const char *path, const char *name, int n_dims,
                    const struct st_tensor **tensor_out);
-/* Elements [begin, begin + n) of t (F32, F16, BF16, F64; F64 is rounded) into dst [n]. No scratch:
- * narrow elements are read into the end of dst and widened from the front.
- * DCP_ERR_FORMAT for another type, naming it. */
+/* The same, and of a type that st_read_f32 or st_read_i64 takes: where a tensor is known to be
+ * asked for, before anything is read. */
+dcp_status st_need_floats(const struct st_file *f, const char *path, const char *name, int n_dims,
+                          const struct st_tensor **tensor_out);
+dcp_status st_need_ints(const struct st_file *f, const char *path, const char *name, int n_dims,
+                        const struct st_tensor **tensor_out);
+/* Elements [begin, begin + n) of t (F32, F16, BF16, F64) into dst [n]. F64 is rounded to F32; a
+ * finite one beyond its range is DCP_ERR_FORMAT. No scratch: narrow elements are read into the end
+ * of dst and widened from the front. DCP_ERR_FORMAT for another type, naming it. */
 dcp_status st_read_f32(const struct st_file *f, const struct st_tensor *t, int64_t begin, int64_t n,
                        float *dst);
 /* The same for I64 and I32. */

@@ -12,7 +12,8 @@ static void try_tensor(const struct st_file *f, const struct st_tensor *t, size_
         fuzz_require(!__builtin_mul_overflow(n_elems, t->dims[i], &n_elems));
     }
     fuzz_require(t->n_elems == n_elems);
-    fuzz_require(t->n_bytes == (size_t)n_elems * st_dtype_bytes(t->dtype));
+    fuzz_require(t->dtype == ST_OTHER || t->n_bytes == (size_t)n_elems * st_dtype_bytes(t->dtype));
+    fuzz_require((t->n_bytes == 0) == (n_elems == 0));
     fuzz_require(t->file_offset <= n_file && t->n_bytes <= n_file - t->file_offset);
     const size_t n = t->n_bytes < 64 ? t->n_bytes : 64;
     char bytes[65];
