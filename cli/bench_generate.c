@@ -315,12 +315,13 @@ enum { MAX_DEPTH = 1 << 24 };
 int bench_generate(int argc, char **argv)
 {
     struct bench_generate_values v = {
-        .run = {.interleave = 1}, .prompt = 512, .tokens = 32, .reps = 3, .factor = 4};
+        .run = MODEL_OPTS_INIT, .prompt = 512, .tokens = 32, .reps = 3, .factor = 4};
     struct bench_generate_run run = {.v = &v, .cpus_usable = dcp__cpu_usable()};
     int n_operands, rc;
     if (!command_parse(&bench_generate_command, argc, argv, &v, &n_operands, &rc)) return rc;
     if (v.run.model == NULL)
         return usage_error(&bench_generate_command, "-m FILE|NAME must be given");
+    if (tp_is_wrong(&bench_generate_command, &v.run.rank, v.run.tp)) return EXIT_USAGE;
     if (!bench_read_list(v.depth_text != NULL ? v.depth_text : "0", v.factor, 0, MAX_DEPTH,
                          &v.depths))
         return usage_error(&bench_generate_command,
@@ -342,6 +343,7 @@ int bench_generate(int argc, char **argv)
                            "--context is %lld, but the deepest test needs %lld tokens",
                            (long long)v.run.context, (long long)run.context);
     dcp_status st = model_open(v.run.model, &run.model);
+    if (st == DCP_OK) st = model_check_options(&run.model, &v.run);
     if (st == DCP_OK) st = draw_ids(&run, run.context);
     rc = st == DCP_OK ? run_on_ranks(&v.run.rank, v.run.rank.ranks, bench_generate_rank_main, &run)
                       : failed();

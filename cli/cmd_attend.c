@@ -429,6 +429,7 @@ int cmd_attend(int argc, char **argv)
     int n_operands, rc;
     if (!command_parse(&attend_command, argc, argv, &v, &n_operands, &rc)) return rc;
     if (v.output == NULL) return usage_error(&attend_command, "-o FILE must be given");
+    if (tp_is_wrong(&attend_command, &v.rank, v.tp)) return EXIT_USAGE;
     v.input = argv[0];
     if (would_replace(&attend_command, "-o", v.output, v.input) ||
         would_replace(&attend_command, "-o", v.output, v.project))

@@ -374,13 +374,14 @@ static dcp_status choose_context(struct generate_run *run)
 
 int cmd_generate(int argc, char **argv)
 {
-    struct generate_values v = {.run = {.interleave = 1}, .max_tokens = 256, .top_p = 1.0};
+    struct generate_values v = {.run = MODEL_OPTS_INIT, .max_tokens = 256, .top_p = 1.0};
     struct generate_run run = {.v = &v};
     char *text = NULL, path[sizeof(run.model.path)];
     size_t n_bytes;
     int n_operands, rc;
     if (!command_parse(&generate_command, argc, argv, &v, &n_operands, &rc)) return rc;
     if (v.run.model == NULL) return usage_error(&generate_command, "-m FILE|NAME must be given");
+    if (tp_is_wrong(&generate_command, &v.run.rank, v.run.tp)) return EXIT_USAGE;
     if (v.raw && v.system != NULL)
         return usage_error(&generate_command, "--system needs a chat template; --raw has none");
     if (model_path(v.run.model, path, sizeof(path)) == DCP_OK &&
@@ -390,6 +391,7 @@ int cmd_generate(int argc, char **argv)
     rc = model_text(&generate_command, v.prompt, v.file, &text, &n_bytes);
     if (rc != EXIT_DONE) return rc;
     dcp_status st = model_open(v.run.model, &run.model);
+    if (st == DCP_OK) st = model_check_options(&run.model, &v.run);
     if (st == DCP_OK) st = encode_prompt(&run, text, n_bytes);
     if (st == DCP_OK) st = choose_context(&run);
     rc = st == DCP_OK ? run_on_ranks(&v.run.rank, v.run.rank.ranks, generate_rank_main, &run)

@@ -16,6 +16,7 @@
 #include "cli/table.h"
 #include "engine/safetensors_read.h"
 
+#define MERGE_ALGO_CHOICES ALGO_CHOICES "|allreduce-temp"
 #define CUT_CHOICES "heads|tokens|none"
 
 /* With --compare, as cmp and diff have it: 1 says that the results differ, and that alone. */
@@ -48,7 +49,7 @@ static const struct option_def merge_options[] = {
      "of --compare: absolute (default rtol times the largest value of this run's row)"},
     {"cut", 0, OPT_ENUM, AT(cut), NULL, 0, 0, CUT_CHOICES,
      "how the ranks share the merging (default heads)"},
-    {"algo", 0, OPT_ENUM, AT(algo), NULL, 0, 0, ALGO_CHOICES "|allreduce-temp",
+    {"algo", 0, OPT_ENUM, AT(algo), NULL, 0, 0, MERGE_ALGO_CHOICES,
      "merge algorithm (default auto)"},
     {"order", 0, OPT_ENUM, AT(order), NULL, 0, 0, "auto|rank|any",
      "order in which partials are summed: rank refuses an --algo that has another, any lets auto "
@@ -369,6 +370,18 @@ int cmd_merge(int argc, char **argv)
     if (v.output == NULL && v.compare == NULL)
         return usage_error(&merge_command, "-o FILE must be given, or --compare FILE");
     v.files = argv;
+    char algo[24];
+    options_choice(MERGE_ALGO_CHOICES, v.algo, algo, sizeof(algo));
+    if (v.order == DCP_MERGE_ORDER_RANK && v.algo != DCP_MERGE_AUTO && v.algo != DCP_MERGE_DIRECT &&
+        v.algo != DCP_MERGE_ALLTOALL)
+        return usage_error(
+            &merge_command,
+            "--order rank: --algo %s sums in another order; direct and alltoall keep "
+            "rank order",
+            algo);
+    if (v.algo == DCP_MERGE_HALVING && v.n_files > 1024)
+        return usage_error(&merge_command, "--algo halving takes up to 1024 ranks, not %d",
+                           v.n_files);
     const int world = launch_mpi_env_size();
     char comm[16];
     options_choice(COMM_CHOICES, v.rank.comm, comm, sizeof(comm));

@@ -136,17 +136,19 @@ static int perplexity_rank_main(dcp_group *g, void *ctx)
 
 int cmd_perplexity(int argc, char **argv)
 {
-    struct perplexity_values v = {.run = {.interleave = 1}};
+    struct perplexity_values v = {.run = MODEL_OPTS_INIT};
     struct perplexity_run run = {.v = &v};
     char *text = NULL;
     size_t n_bytes;
     int n_operands, rc;
     if (!command_parse(&perplexity_command, argc, argv, &v, &n_operands, &rc)) return rc;
     if (v.run.model == NULL) return usage_error(&perplexity_command, "-m FILE|NAME must be given");
+    if (tp_is_wrong(&perplexity_command, &v.run.rank, v.run.tp)) return EXIT_USAGE;
     rc = model_text(&perplexity_command, v.prompt, v.file, &text, &n_bytes);
     if (rc != EXIT_DONE) return rc;
     const unsigned flags = TOK_ADD_BOS | (v.parse_special ? TOK_PARSE_SPECIAL : 0u);
     dcp_status st = model_open(v.run.model, &run.model);
+    if (st == DCP_OK) st = model_check_options(&run.model, &v.run);
     if (st == DCP_OK) st = tokenizer_encode(run.model.tokenizer, text, n_bytes, flags, &run.ids);
     if (st == DCP_OK && run.ids.n < 2)
         st = dcp__fail(DCP_ERR_ARG, "the text has %zu token%s; perplexity needs at least 2",

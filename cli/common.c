@@ -22,7 +22,9 @@ bool command_parse(const struct command_def *cmd, int argc, char **argv, void *v
     char error[512];
     switch (options_parse(cmd, argc, argv, values, argv, n_operands_out, error, sizeof(error))) {
     case OPTIONS_RUN:
-        return true;
+        if (dcp__alloc_check_limit() == DCP_OK) return true;
+        *exit_code_out = usage_error(cmd, "%s", message_plain(dcp_last_error()));
+        return false;
     case OPTIONS_HELP:
         if (launch_mpi_env_is_first()) options_help(cmd, stdout);
         *exit_code_out = finish_stdout(EXIT_DONE);
@@ -62,6 +64,19 @@ int end_early(int rc)
     if (rc == EXIT_DONE) return rc;
     return launch_failed_early(rc, early_text[0] != '\0' ? early_text : NULL,
                                launch_mpi_env_is_first());
+}
+
+bool tp_is_wrong(const struct command_def *cmd, const struct rank_opts *opts, int64_t tp)
+{
+    char comm[16];
+    options_choice(COMM_CHOICES, opts->comm, comm, sizeof(comm));
+    const bool is_world = opts->comm == 0 || strcmp(comm, "mpi") == 0;
+    const int64_t world = is_world ? launch_mpi_env_size() : 0;
+    const int64_t n = opts->ranks > 0 ? opts->ranks : world > 0 ? world : 1;
+    if (tp <= 1 || n % tp == 0) return false;
+    (void)usage_error(cmd, "--tp %lld must divide the ranks, here %lld%s", (long long)tp,
+                      (long long)n, opts->ranks == 0 && world == 0 ? " (-n says how many)" : "");
+    return true;
 }
 
 bool would_replace(const struct command_def *cmd, const char *what, const char *output,

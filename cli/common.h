@@ -75,6 +75,8 @@ int failed(void);
 /* The exit code of a command that has ended with rc; where it did so before its run, the other
  * ranks of an MPI launcher hear of it. */
 int end_early(int rc);
+/* Usage error, said: tp (--tp) does not divide the ranks that the options or a launcher name. */
+bool tp_is_wrong(const struct command_def *cmd, const struct rank_opts *opts, int64_t tp);
 /* Usage error, said: what ("-o") would replace the input file. Regular files only, links seen
  * through. A path that is NULL: false. */
 bool would_replace(const struct command_def *cmd, const char *what, const char *output,

@@ -83,9 +83,25 @@ dcp_status model_open(const char *name_or_path, struct model_file *m)
         char key[128];
         snprintf(key, sizeof(key), "%s.context_length", arch);
         st = gguf_get_int(m->file, key, &m->trained_context, &found);
+        int64_t rank = 0;
+        snprintf(key, sizeof(key), "%s.attention.kv_lora_rank", arch);
+        if (st == DCP_OK) st = gguf_get_int(m->file, key, &rank, &found);
+        m->arch = arch;
+        m->has_latent = st == DCP_OK && found && rank > 0;
     }
     if (st != DCP_OK) model_close(m);
     return st;
+}
+
+dcp_status model_check_options(const struct model_file *m, const struct model_opts *opts)
+{
+    char form[16];
+    if (opts->mla < 0 || m->has_latent) return DCP_OK;
+    return dcp__fail(DCP_ERR_ARG,
+                     "--mla %s: %s has no latent attention (its architecture is %s); leave --mla "
+                     "out",
+                     options_choice(MLA_CHOICES, opts->mla, form, sizeof(form)), m->path,
+                     m->arch != NULL ? m->arch : "not said");
 }
 
 void model_close(struct model_file *m)
@@ -196,7 +212,7 @@ dcp_status model_session(dcp_group *g, const struct model_file *m, const struct 
     so.algo = (dcp_merge_algo)opts->algo;
     so.isa = (dcp_isa)opts->rank.isa;
     so.attend_workspace_bytes = (size_t)opts->memory;
-    so.mla = (enum mla_form)opts->mla;
+    so.mla = opts->mla < 0 ? MLA_ABSORBED : (enum mla_form)opts->mla;
     so.tp = (int)opts->tp;
     return session_create(g, m->file, &so, out);
 }

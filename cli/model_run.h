@@ -13,9 +13,13 @@ struct model_opts {
     int64_t context, chunk, interleave;
     int kv_dtype, compute, algo;
     uint64_t memory;
-    int mla; /* enum mla_form */
+    int mla; /* enum mla_form; -1 = not given */
     int64_t tp;
 };
+#define MODEL_OPTS_INIT                                                                            \
+    {                                                                                              \
+        .interleave = 1, .mla = -1                                                                 \
+    }
 #define COMPUTE_CHOICES "auto|f32|bf16"
 #define MLA_CHOICES "absorbed|projected|expanded"
 #define MODEL_OPTION(type, at)                                                                     \
@@ -92,7 +96,8 @@ struct model_opts {
          0,                                                                                        \
          MLA_CHOICES,                                                                              \
          "what the cache of a model with latent attention holds: latent vectors (absorbed; "       \
-         "projected: values made before the merge), or all heads' keys and values (expanded)"},    \
+         "projected: values made before the merge), or all heads' keys and values (expanded); "    \
+         "refused for other models (default absorbed)"},                                           \
     {                                                                                              \
         "memory", 0, OPT_SIZE, offsetof(type, at.memory), "BYTES", 65536, 1e15, NULL,              \
             "workspace limit of attention on each rank (default 64M)"                              \
@@ -103,12 +108,16 @@ struct model_file {
     char path[4096];
     struct gguf *file;
     struct tokenizer *tokenizer;
+    const char *arch;        /* NULL = the file does not say */
     int64_t trained_context; /* 0 = the file does not say */
+    bool has_latent;         /* latent attention (MLA) */
 };
 /* The file of a model: name itself if there is such a file or it looks like a path, else a name in
  * the cache. */
 dcp_status model_path(const char *name, char *path, size_t n_bytes);
 dcp_status model_open(const char *name_or_path, struct model_file *m);
+/* An option that this model has no use for is refused, not ignored. */
+dcp_status model_check_options(const struct model_file *m, const struct model_opts *opts);
 void model_close(struct model_file *m);
 /* Where models with a name are kept: ${DCP_ATTN_CACHE:-${XDG_CACHE_HOME:-~/.cache}/dcp-attn}/models
  */

@@ -63,14 +63,19 @@ static void read_env_limit(void)
     if (!env_is_bad) (void)atomic_compare_exchange_strong(&limit_bytes, &none, bytes);
 }
 
-dcp_status dcp__alloc_note(size_t n_bytes, const char *what)
+dcp_status dcp__alloc_check_limit(void)
 {
     (void)pthread_once(&env_once, read_env_limit);
-    if (env_is_bad)
-        return dcp__fail(DCP_ERR_ARG,
-                         "DCP_ATTN_MEMORY_LIMIT is \"%s\"; it must be bytes, with K, M or G or "
-                         "without",
-                         getenv("DCP_ATTN_MEMORY_LIMIT"));
+    if (!env_is_bad) return DCP_OK;
+    return dcp__fail(DCP_ERR_ARG,
+                     "DCP_ATTN_MEMORY_LIMIT is \"%s\"; it must be bytes, with K, M or G or "
+                     "without",
+                     getenv("DCP_ATTN_MEMORY_LIMIT"));
+}
+
+dcp_status dcp__alloc_note(size_t n_bytes, const char *what)
+{
+    DCP_TRY(dcp__alloc_check_limit());
     const size_t limit = atomic_load_explicit(&limit_bytes, memory_order_relaxed);
     const size_t before = atomic_fetch_add_explicit(&current_bytes, n_bytes, memory_order_relaxed);
     const size_t now = before + n_bytes;

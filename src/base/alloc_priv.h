@@ -26,6 +26,9 @@ size_t dcp__alloc_current(void);
 size_t dcp__alloc_peak(void);
 size_t dcp__alloc_calls(void); /* number of allocations ever */
 void dcp__alloc_reset_peak(void);
+/* DCP_ERR_ARG, saying what would be right, where DCP_ATTN_MEMORY_LIMIT is no number of bytes: then
+ * every allocation fails so. */
+dcp_status dcp__alloc_check_limit(void);
 /* 0 = none. DCP_ATTN_MEMORY_LIMIT sets it from outside at the first allocation. */
 void dcp__alloc_set_limit(size_t n_bytes);
 size_t dcp__alloc_limit(void);

@@ -82,10 +82,11 @@ class Attend(unittest.TestCase):
             self.assertEqual(sum(said["rank_keys"]), tp * self.L)
 
     def test_tp_refused(self):
-        for n, tp in ((3, 2), (2, 4), (3, 3)):
+        """The ranks are known from the command line, the KV heads from the file."""
+        for n, tp, code, text in ((3, 2, 2, "ranks, here 3"), (2, 4, 2, "ranks, here 2"), (3, 3, 1, "3 ranks and the 4 KV heads")):
             rc, _, err = run("attend", self.file, "-o", os.path.join(self.dir, "x"), "-n", str(n), "--tp", str(tp))
-            self.assertEqual(rc, 1)
-            self.assertIn(f"--tp {tp} must divide the {n} ranks and the 4 KV heads", err)
+            self.assertEqual(rc, code)
+            self.assertIn(f"--tp {tp} must divide the {text}", err)
 
     def test_memory(self):
         """The least limit serves, a byte less does not, and the bits are those of any other."""

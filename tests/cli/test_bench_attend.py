@@ -151,7 +151,7 @@ class BenchAttend(unittest.TestCase):
         self.assertIn("bytes wanted", err)
         self.assertIn("limit of 8388608", err)
         rc, out, err = run("bench", "attend", *SMALL, "--keys", "64", env={"DCP_ATTN_MEMORY_LIMIT": "8 apples"})
-        self.assertEqual((rc, out), (1, ""))
+        self.assertEqual((rc, out), (2, ""))
         self.assertIn("DCP_ATTN_MEMORY_LIMIT", err)
 
 
