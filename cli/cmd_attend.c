@@ -44,7 +44,7 @@ static const struct option_def attend_options[] = {
     {"project", 0, OPT_STRING, AT(project), "FILE", 0, 0, NULL,
      "its tensor project [H,D,P] maps each head's D values to P, before the merge"},
     {"kv-dtype", 0, OPT_ENUM, AT(kv_dtype), NULL, 0, 0, KV_DTYPE_CHOICES,
-     "type of the cache (default auto: that of k)"},
+     "type of the cache (default auto: that of k and v where they have one, else f32)"},
     {"algo", 0, OPT_ENUM, AT(algo), NULL, 0, 0, ALGO_CHOICES, "merge algorithm (default auto)"},
     {"memory", 0, OPT_SIZE, AT(memory), "BYTES", 65536, 1e15, NULL,
      "workspace limit of each rank (default 64M)"},
@@ -65,7 +65,13 @@ static const struct command_def attend_command = {
     "[T,H], F32, natural logarithm.",
     attend_options,
     sizeof(attend_options) / sizeof(attend_options[0]),
-    NULL};
+    "Tensors of FILE; others in it are ignored:\n"
+    "  q, k, v     F32, F16, BF16, or F64, which is rounded to F32 (values beyond its range are\n"
+    "              refused)\n"
+    "  q_pos       I64 or I32: the positions of the queries; a negative one is padding: out 0 and\n"
+    "              lse -inf. Without it they are the last T of the L positions\n"
+    "  sink        types of q: natural logarithm of what joins each head's divisor of out; -inf =\n"
+    "              none. lse is without it"};
 
 struct attend_rank {
     struct st_file *file;
@@ -134,24 +140,25 @@ static dcp_status open_input(const struct attend_values *v, struct attend_rank *
 {
     const char *path = v->input;
     DCP_TRY(st_open(path, &a->file));
-    DCP_TRY(st_need(a->file, path, "q", 3, &a->q));
-    DCP_TRY(st_need(a->file, path, "k", 3, &a->k));
+    DCP_TRY(st_need_floats(a->file, path, "q", 3, &a->q));
+    DCP_TRY(st_need_floats(a->file, path, "k", 3, &a->k));
     if (v->latent == 0) {
         if (st_find(a->file, "v") == NULL)
             return dcp__fail(DCP_ERR_FORMAT,
                              "%s: no tensor 'v'; where v is the first D columns of k (absorbed "
                              "MLA), give --latent D",
                              path);
-        DCP_TRY(st_need(a->file, path, "v", 3, &a->v));
+        DCP_TRY(st_need_floats(a->file, path, "v", 3, &a->v));
     } else if (st_find(a->file, "v") != NULL) {
         return dcp__fail(DCP_ERR_ARG,
                          "%s: holds a tensor 'v', but --latent %lld takes values from k; leave "
                          "--latent or the tensor out",
                          path, (long long)v->latent);
     }
-    if (st_find(a->file, "q_pos") != NULL) DCP_TRY(st_need(a->file, path, "q_pos", 1, &a->q_pos));
+    if (st_find(a->file, "q_pos") != NULL)
+        DCP_TRY(st_need_ints(a->file, path, "q_pos", 1, &a->q_pos));
     if (st_find(a->file, "sink") != NULL)
-        DCP_TRY(st_need(a->file, path, "sink", 1, &a->sink_tensor));
+        DCP_TRY(st_need_floats(a->file, path, "sink", 1, &a->sink_tensor));
     a->n_tokens = a->q->dims[0];
     a->n_heads = a->q->dims[1];
     a->key_dim = a->q->dims[2];
@@ -160,10 +167,18 @@ static dcp_status open_input(const struct attend_values *v, struct attend_rank *
     a->value_dim = v->latent > 0 ? v->latent : a->v->dims[2];
     if (v->project != NULL) {
         DCP_TRY(st_open(v->project, &a->project_file));
-        DCP_TRY(st_need(a->project_file, v->project, "project", 3, &a->project_tensor));
+        DCP_TRY(st_need_floats(a->project_file, v->project, "project", 3, &a->project_tensor));
         a->project_dim = a->project_tensor->dims[2];
     }
     return check_shapes(v, a);
+}
+
+/* auto: no value of k or v is cut. Of two types that differ neither need hold the other. */
+static dcp_dtype cache_type(const struct attend_values *v, const struct attend_rank *a)
+{
+    if (v->kv_dtype != 0) return (dcp_dtype)v->kv_dtype;
+    const dcp_dtype type = st_float_type(a->k);
+    return a->v == NULL || st_float_type(a->v) == type ? type : DCP_F32;
 }
 
 /* What create gets, and what this rank brings, stores and gets by it. */
@@ -242,8 +257,7 @@ static dcp_status read_input(dcp_group *g, const struct attend_values *v, struct
     desc.key_dim = a->key_dim;
     desc.value_dim = a->value_dim;
     desc.latent = v->latent > 0;
-    desc.dtype = v->kv_dtype != 0 ? (dcp_dtype)v->kv_dtype : st_to_dcp(a->k->dtype);
-    if (desc.dtype == DCP_DTYPE_DEFAULT) desc.dtype = DCP_F32; /* F64 keys */
+    desc.dtype = cache_type(v, a);
     desc.max_tokens = a->n_keys > 0 ? a->n_keys : 1;
     DCP_TRY(dcp_cache_create(&desc, &a->cache));
     DCP_TRY(dcp_cache_extend(a->cache, 0, a->n_keys));
@@ -338,9 +352,10 @@ static void print_report(dcp_group *g, const struct attend_values *v, const dcp_
                 table_bytes((uint64_t)t->wire_bytes, b));
         if (stats->nonfinite_values > 0 || stats->lse_bad > 0)
             fprintf(stderr,
-                    "left out: %lld values and %lld LSEs of partial results that were NaN or "
+                    "left out: %lld value%s and %lld LSE%s of partial results that were NaN or "
                     "infinite\n",
-                    (long long)stats->nonfinite_values, (long long)stats->lse_bad);
+                    (long long)stats->nonfinite_values, message_s(stats->nonfinite_values),
+                    (long long)stats->lse_bad, message_s(stats->lse_bad));
         return;
     }
     struct json_out j;

@@ -57,11 +57,13 @@ static const struct option_def merge_options[] = {
     {"nonfinite", 0, OPT_ENUM, AT(nonfinite), NULL, 0, 0, "zero|propagate|error",
      "NaN and infinities of out in non-empty rows (default zero); an LSE of NaN or +inf makes its "
      "row empty, with error too, and is counted"},
-    {"sink", 0, OPT_STRING, AT(sink), "FILE", 0, 0, NULL, "safetensors file with sink [H]"},
+    {"sink", 0, OPT_STRING, AT(sink), "FILE", 0, 0, NULL,
+     "safetensors file with sink [H], in the base of the LSEs; the lse written is without it"},
     {"out-dtype", 0, OPT_ENUM, AT(out_dtype), NULL, 0, 0, DTYPE_CHOICES,
-     "type of the merged out (default auto: the input's)"},
+     "type of the out written (default auto: the input's, F32 for F64)"},
     {"wire-dtype", 0, OPT_ENUM, AT(wire_dtype), NULL, 0, 0, DTYPE_CHOICES,
-     "type of payloads between ranks (default auto: the input's)"},
+     "type of payloads between ranks (default auto: the input's); for alltoall alone: direct sends "
+     "none, halving, hierarchical and allreduce send f32"},
     {"memory", 0, OPT_SIZE, AT(memory), "BYTES", 65536, 1e15, NULL,
      "workspace limit of each rank (default 8M)"},
     COMM_OPTIONS(struct merge_values, rank),
@@ -78,7 +80,14 @@ static const struct command_def merge_command = {
     "optional kv_len [T]. The file written holds the whole out [T,H,D] and lse [T,H] (F32).",
     merge_options,
     sizeof(merge_options) / sizeof(merge_options[0]),
-    NULL};
+    "Tensors of each FILE, of the same shapes and types in all of them; others are ignored:\n"
+    "  out         F32, F16, BF16, or F64, which is rounded to F32 (values beyond its range are\n"
+    "              refused). Written in that type, or as --out-dtype says\n"
+    "  lse         the same types, in the base that --lse-base says; -inf where a rank saw no "
+    "key.\n"
+    "              Written as F32, in the same base, without the sink\n"
+    "  kv_len      I64 or I32: how many of the rank's keys a token sees. 0 makes its row empty,\n"
+    "              whatever lse holds"};
 
 /* What one rank brings. */
 struct merge_rank {
@@ -105,17 +114,11 @@ struct merge_card {
 static dcp_status open_input(const char *path, struct merge_rank *m)
 {
     DCP_TRY(st_open(path, &m->file));
-    DCP_TRY(st_need(m->file, path, "out", 3, &m->out));
-    DCP_TRY(st_need(m->file, path, "lse", 2, &m->lse));
+    DCP_TRY(st_need_floats(m->file, path, "out", 3, &m->out));
+    DCP_TRY(st_need_floats(m->file, path, "lse", 2, &m->lse));
     if (st_find(m->file, "kv_len") != NULL)
-        DCP_TRY(st_need(m->file, path, "kv_len", 1, &m->kv_len));
+        DCP_TRY(st_need_ints(m->file, path, "kv_len", 1, &m->kv_len));
     const int64_t *d = m->out->dims;
-    const struct st_tensor *const both[2] = {m->out, m->lse};
-    for (int i = 0; i < 2; i++) {
-        if (st_to_dcp(both[i]->dtype) == DCP_DTYPE_DEFAULT)
-            return dcp__fail(DCP_ERR_FORMAT, "%s: tensor '%s' is %s; F32, F16 or BF16 is needed",
-                             path, both[i]->name, st_dtype_name(both[i]->dtype));
-    }
     if (m->lse->dims[0] != d[0] || m->lse->dims[1] != d[1])
         return dcp__fail(DCP_ERR_FORMAT, "%s: lse is [%lld,%lld] but out is [%lld,%lld,%lld]", path,
                          (long long)m->lse->dims[0], (long long)m->lse->dims[1], (long long)d[0],
@@ -162,7 +165,7 @@ static dcp_status read_sink(const char *path, int64_t n_heads, float **sink_out)
     struct st_file *f = NULL;
     const struct st_tensor *t = NULL;
     dcp_status st = st_open(path, &f);
-    if (st == DCP_OK) st = st_need(f, path, "sink", 1, &t);
+    if (st == DCP_OK) st = st_need_floats(f, path, "sink", 1, &t);
     if (st == DCP_OK && t->dims[0] != n_heads)
         st = dcp__fail(DCP_ERR_FORMAT, "%s: sink is [%lld] but out has %lld heads", path,
                        (long long)t->dims[0], (long long)n_heads);
@@ -192,13 +195,25 @@ static dcp_status take_result(dcp_group *g, const struct merge_values *v, struct
     return dcp__alloc_array(n_rows, sizeof(float), "merged lse", (void **)&m->merged_lse);
 }
 
+static size_t floats_bytes(const struct st_tensor *t)
+{
+    return (size_t)t->n_elems * dcp_dtype_bytes(st_float_type(t));
+}
+
+/* As it lies in the file, F64 as F32. */
+static dcp_status read_floats(const struct st_file *f, const struct st_tensor *t, void *dst)
+{
+    return t->dtype == ST_F64 ? st_read_f32(f, t, 0, t->n_elems, dst)
+                              : st_read(f, t, 0, t->n_bytes, dst);
+}
+
 /* Local: read what this rank merges; the partial lies in memory that the peers see. */
 static dcp_status read_input(dcp_group *g, const struct merge_values *v, struct merge_rank *m,
                              dcp_dtype merged_type)
 {
     const int64_t n_tokens = m->out->dims[0];
-    DCP_TRY(st_read(m->file, m->out, 0, m->out->n_bytes, m->partial));
-    DCP_TRY(st_read(m->file, m->lse, 0, m->lse->n_bytes, m->partial_lse));
+    DCP_TRY(read_floats(m->file, m->out, m->partial));
+    DCP_TRY(read_floats(m->file, m->lse, m->partial_lse));
     if (m->kv_len != NULL) {
         DCP_TRY(
             dcp__alloc_array((size_t)n_tokens, sizeof(int64_t), "kv_len", (void **)&m->n_visible));
@@ -217,14 +232,14 @@ static void print_report(dcp_group *g, const struct merge_values *v, const dcp_m
     if (!v->json) {
         fprintf(stderr,
                 "merged %d partial%s (%s, %s order, %s, cut by %s)%s%s\n"
-                "%lld non-finite value%s, %lld bad and %lld empty LSEs\n"
+                "%lld non-finite value%s, %lld bad and %lld empty LSE%s\n"
                 "workspace %s a rank, %s moved\n",
                 dcp_group_size(g), message_s(dcp_group_size(g)), info->algo_name, info->order,
                 dcp_group_kind(g), cut, v->output != NULL ? " into " : "",
                 v->output != NULL ? v->output : "", (long long)stats->nonfinite_values,
                 message_s(stats->nonfinite_values), (long long)stats->lse_bad,
-                (long long)stats->lse_empty, table_bytes((uint64_t)workspace_bytes, a),
-                table_bytes((uint64_t)wire_bytes, b));
+                (long long)stats->lse_empty, message_s(stats->lse_empty),
+                table_bytes((uint64_t)workspace_bytes, a), table_bytes((uint64_t)wire_bytes, b));
         if (v->compare != NULL) compare_print(compared, stdout);
         return;
     }
@@ -254,8 +269,8 @@ static dcp_status run_merge(dcp_group *g, const struct merge_values *v, struct m
     desc.dim = m->out->dims[2];
     desc.lse_base = (dcp_lse_base)(v->lse_base + 1);
     desc.cut = (dcp_cut)v->cut;
-    desc.out_type = st_to_dcp(m->out->dtype);
-    desc.lse_type = st_to_dcp(m->lse->dtype);
+    desc.out_type = st_float_type(m->out);
+    desc.lse_type = st_float_type(m->lse);
     desc.merged_type = merged_type;
     desc.wire_type = (dcp_dtype)v->wire_dtype;
     desc.nonfinite = (dcp_nonfinite)v->nonfinite;
@@ -283,10 +298,10 @@ static int merge_body(dcp_group *g, const struct merge_values *v, struct merge_r
     dcp_status st = agree_inputs(g, path, m);
     if (st != DCP_OK) return rank_failed(g, st);
     const dcp_dtype merged_type =
-        v->out_dtype != 0 ? (dcp_dtype)v->out_dtype : st_to_dcp(m->out->dtype);
+        v->out_dtype != 0 ? (dcp_dtype)v->out_dtype : st_float_type(m->out);
 
-    st = dcp_group_alloc(g, m->out->n_bytes, &m->partial);
-    if (st == DCP_OK) st = dcp_group_alloc(g, m->lse->n_bytes, &m->partial_lse);
+    st = dcp_group_alloc(g, floats_bytes(m->out), &m->partial);
+    if (st == DCP_OK) st = dcp_group_alloc(g, floats_bytes(m->lse), &m->partial_lse);
     if (st != DCP_OK) return rank_failed(g, st);
     if (!all_ranks_ok(g, read_input(g, v, m, merged_type))) return EXIT_FAILED;
 

@@ -38,7 +38,7 @@ struct found {
 static dcp_status find_other(const struct compare_input *in, struct other_file *o)
 {
     DCP_TRY(st_open(in->path, &o->file));
-    DCP_TRY(st_need(o->file, in->path, "out", 3, &o->out));
+    DCP_TRY(st_need_floats(o->file, in->path, "out", 3, &o->out));
     const int64_t *d = o->out->dims;
     if (d[0] != in->n_tokens || d[1] != in->n_heads || d[2] != in->dim)
         return dcp__fail(DCP_ERR_FORMAT,
@@ -46,7 +46,7 @@ static dcp_status find_other(const struct compare_input *in, struct other_file *
                          in->path, (long long)d[0], (long long)d[1], (long long)d[2],
                          (long long)in->n_tokens, (long long)in->n_heads, (long long)in->dim);
     if (st_find(o->file, "lse") == NULL) return DCP_OK;
-    DCP_TRY(st_need(o->file, in->path, "lse", 2, &o->lse));
+    DCP_TRY(st_need_floats(o->file, in->path, "lse", 2, &o->lse));
     if (o->lse->dims[0] != d[0] || o->lse->dims[1] != d[1])
         return dcp__fail(DCP_ERR_FORMAT, "%s: lse is [%lld,%lld], out has %lld tokens, %lld heads",
                          in->path, (long long)o->lse->dims[0], (long long)o->lse->dims[1],
@@ -560,7 +560,10 @@ static void print_place(const char *what, const struct compare_place *p, dcp_dty
         snprintf(where, sizeof(where), "token %lld, head %lld", (long long)p->t, (long long)p->h);
     fprintf(to, "%s: worst at %s: %.9g here, %.9g there; ", what, where, p->here, p->there);
     if (isfinite(p->error)) {
-        fprintf(to, "off by %.3g: %.3g ULPs of %s", p->error, p->ulps, dcp_dtype_name(type));
+        char ulps[32];
+        snprintf(ulps, sizeof(ulps), "%.3g", p->ulps);
+        fprintf(to, "off by %.3g: %s ULP%s of %s", p->error, ulps,
+                strcmp(ulps, "1") == 0 ? "" : "s", dcp_dtype_name(type));
         if (p->there != 0) fprintf(to, ", relative %.3g", p->error / fabs(p->there));
         fprintf(to, "; %.3g allowed\n", p->allowed);
     } else {

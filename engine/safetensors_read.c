@@ -48,6 +48,11 @@ dcp_status st_need_ints(const struct st_file *f, const char *path, const char *n
     return check_ints(path, *tensor_out);
 }
 
+dcp_dtype st_float_type(const struct st_tensor *t)
+{
+    return t->dtype == ST_F64 ? DCP_F32 : st_to_dcp(t->dtype);
+}
+
 static dcp_status read_f64(const struct st_file *f, const struct st_tensor *t, int64_t begin,
                            int64_t n, float *dst)
 {

@@ -15,6 +15,8 @@ dcp_status st_need_floats(const struct st_file *f, const char *path, const char 
                           const struct st_tensor **tensor_out);
 dcp_status st_need_ints(const struct st_file *f, const char *path, const char *name, int n_dims,
                         const struct st_tensor **tensor_out);
+/* What st_read_f32 can leave of a tensor's values: the type itself, F32 for F64. */
+dcp_dtype st_float_type(const struct st_tensor *t);
 /* Elements [begin, begin + n) of t (F32, F16, BF16, F64) into dst [n]. F64 is rounded to F32; a
  * finite one beyond its range is DCP_ERR_FORMAT. No scratch: narrow elements are read into the end
  * of dst and widened from the front. DCP_ERR_FORMAT for another type, naming it. */

@@ -165,7 +165,7 @@ class Attend(unittest.TestCase):
 
     def test_what_is_left_out_is_said(self):
         q, out = ([1, 1, 2], [1.0, 1.0]), os.path.join(self.dir, "x")
-        for k, v, text in ((1.0, 1.0, None), (math.nan, 1.0, "left out: 0 values and 1 LSEs"), (1.0, math.nan, "left out: 1 values and 0 LSEs")):
+        for k, v, text in ((1.0, 1.0, None), (math.nan, 1.0, "left out: 0 values and 1 LSE of"), (1.0, math.nan, "left out: 1 value and 0 LSEs")):
             write(self.file, {"q": q, "k": ([2, 1, 2], [k, 1.0, 1.0, 1.0]), "v": ([2, 1, 2], [v, 1.0, 1.0, 1.0])})
             rc, _, err = run("attend", self.file, "-o", out, "-n", "2", "-t", "1")
             self.assertEqual(rc, 0, err)

@@ -15,7 +15,7 @@ bench_cases.EXE = EXE
 from bench_cases import Bench, Compare, mpi_runs  # noqa: run here too
 import input_cases
 input_cases.EXE = EXE
-from input_cases import Clashes  # noqa: run here too
+from input_cases import Clashes, Inputs  # noqa: run here too
 import output_cases
 output_cases.EXE = EXE
 from output_cases import COMMANDS, Install, ModelOutput, Output  # noqa: run here too
