@@ -33,22 +33,18 @@ struct attend_values {
     struct bench_lines *lines;
 };
 
+#define ATTEND_CASES "gqa-decode,mla-decode,product"
+#define EXTEND_CASES "gqa-extend,mla-extend"
+
+/* Options by what they are of: a command has those of its cases, and those of every run. */
 #define AT(field) offsetof(struct attend_values, field)
-static const struct option_def attend_options[] = {
+static const struct option_def attention_options[] = {
     {"case", 0, OPT_STRING, AT(cases), "LIST", 0, 0, NULL,
-     "some of gqa-decode, mla-decode, gqa-extend, mla-extend, product"},
+     "some of gqa-decode, mla-decode, gqa-extend, mla-extend, product (default " ATTEND_CASES ")"},
     {"keys", 'k', OPT_STRING, AT(keys_text), "LIST", 0, 0, NULL,
      "keys of the sequence, new tokens included: 32K, 1K,4K or 1K..128K (default 32K)"},
-    {"factor", 0, OPT_FLOAT, AT(factor), "F", 1.01, 1e6, NULL,
-     "from one number of A..B to the next (default 4)"},
     {"tokens", 0, OPT_STRING, AT(tokens_text), "LIST", 0, 0, NULL,
      "new tokens of a call (default decode 1, mla-decode 1,2, extend 512)"},
-    {"ranks", 'n', OPT_STRING, AT(ranks_text), "LIST", 0, 0, NULL,
-     "numbers of ranks, one after the other (default 1; under mpirun: the world)"},
-    {"threads", 't', OPT_STRING, AT(threads_text), "LIST", 0, 0, NULL,
-     "threads of each rank (default: usable CPUs shared out)"},
-    {"isa", 0, OPT_STRING, AT(isa_text), "LIST", 0, 0, NULL,
-     "highest levels, one after the other: scalar,avx2,avx512,amx (default: the CPU's)"},
     {"dtype", 0, OPT_STRING, AT(dtypes), "LIST", 0, 0, NULL,
      "types of keys and values: f32, f16, bf16, int8, fp8 (default bf16)"},
     {"heads", 0, OPT_INT, AT(heads), "H", 1, 1e6, NULL, "query heads (default gqa 32, mla 96)"},
@@ -69,6 +65,8 @@ static const struct option_def attend_options[] = {
     {"cold", 0, OPT_SIZE, AT(cold), "BYTES", 0, 1e13, NULL,
      "keys are held in as many copies as make this, so that each run reads memory; 0 = one copy "
      "(default 1G)"},
+};
+static const struct option_def product_options[] = {
     {"types", 0, OPT_STRING, AT(types_text), "LIST", 0, 0, NULL,
      "product: types of the matrix (default Q8_0,Q4_1)"},
     {"product-bytes", 0, OPT_SIZE, AT(product_bytes), "BYTES", 1024, 1e12, NULL,
@@ -77,6 +75,16 @@ static const struct option_def attend_options[] = {
      "product: elements of a row, a multiple of 256 (default 2048)"},
     {"exact", 0, OPT_FLAG, AT(exact), NULL, 0, 0, NULL,
      "product: activations stay f32 (default: rounded to 16 bits in blocks where kernels do)"},
+};
+static const struct option_def run_options[] = {
+    {"factor", 0, OPT_FLOAT, AT(factor), "F", 1.01, 1e6, NULL,
+     "from one number of a list A..B to the next (default 4)"},
+    {"ranks", 'n', OPT_STRING, AT(ranks_text), "LIST", 0, 0, NULL,
+     "numbers of ranks, one after the other (default 1; under mpirun: the world)"},
+    {"threads", 't', OPT_STRING, AT(threads_text), "LIST", 0, 0, NULL,
+     "threads of each rank (default: usable CPUs shared out)"},
+    {"isa", 0, OPT_STRING, AT(isa_text), "LIST", 0, 0, NULL,
+     "highest levels, one after the other: scalar,avx2,avx512,amx (default: the CPU's)"},
     {"iters", 0, OPT_INT, AT(iters), "N", 0, BENCH_MAX_ROUNDS, NULL,
      "rounds; 0 creates and reports memory only (default: by --time)"},
     {"time", 0, OPT_FLOAT, AT(seconds), "SECONDS", 0.001, 86400, NULL,
@@ -89,42 +97,74 @@ static const struct option_def attend_options[] = {
     {"json", 0, OPT_FLAG, AT(json), NULL, 0, 0, NULL, "one JSON object on stdout"},
 };
 #undef AT
-static const char notes[] =
-    "Attention and the roofs take turns in the same rounds, on the same CPUs; an iteration's time "
-    "is\n"
-    "from the first rank's start to the last one's end, so that it holds the turns of ranks that\n"
-    "share a CPU.\n"
-    "  % read      median time of a plain read of the same bytes (all ranks' keys and values, or\n"
-    "              the matrix; the faster of its loops) over the median time: 100 is memory's\n"
-    "              limit. The GB/s above the table are the read's best, not its median\n"
-    "  % peak      multiply-adds per second over the best that the matrix or vector units reach "
-    "on\n"
-    "              random data, whichever of the machine's is fastest (it is named)\n"
-    "  g/p/m       shares of the time: gather of queries, partial attention, merge; waiting for\n"
-    "              other ranks lies in the first and the last\n"
-    "  workspace   bytes that create reports; extra: counted allocator's high-water mark over\n"
-    "              creation and a run; PSS: growth of the proportional set size; largest rank's\n"
-    "  error       largest error of an output over the largest value (product: over the sum of "
-    "|w|);\n"
-    "  wrong       sampled elements beyond what the arithmetic allows, by an oracle in double";
-
-#define COMMAND(name, what)                                                                        \
-    {                                                                                              \
-        name, "", 0, 0, what, attend_options, sizeof(attend_options) / sizeof(attend_options[0]),  \
-            notes                                                                                  \
-    }
-static const struct command_def commands[] = {
-    COMMAND("bench attend",
-            "Time one-token attention over a sharded cache (GQA and absorbed MLA) and one-token\n"
-            "products on quantised weights, against a plain read of the same bytes and the "
-            "machine's\nmatrix peak."),
-    COMMAND("bench extend",
-            "Time the attention of a chunk of new tokens over a sharded cache (GQA and absorbed\n"
-            "MLA), against the machine's matrix peak and a plain read of the same bytes."),
-    COMMAND("bench product",
-            "Time one-token products on quantised weights, against a plain read of the same "
-            "bytes."),
+enum {
+    N_ATTENTION_OPTIONS = sizeof(attention_options) / sizeof(attention_options[0]),
+    N_PRODUCT_OPTIONS = sizeof(product_options) / sizeof(product_options[0]),
+    N_RUN_OPTIONS = sizeof(run_options) / sizeof(run_options[0]),
+    N_OPTIONS = N_ATTENTION_OPTIONS + N_PRODUCT_OPTIONS + N_RUN_OPTIONS
 };
+
+#define NOTES(who, read, more, error)                                                              \
+    who " and the roofs take turns in the same rounds, on the same CPUs; an iteration's time is\n" \
+        "from the first rank's start to the last one's end, so that it holds the turns of ranks "  \
+        "that\nshare a CPU.\n"                                                                     \
+        "  % read      median time of a plain read of the same bytes (" read "; the faster of\n"   \
+        "              its loops) over the median time: 100 is memory's limit. The GB/s above "    \
+        "the\n              table are the read's best, not its median\n"                           \
+        "  % peak      multiply-adds per second over the best that the matrix or vector units "    \
+        "reach\n              on random data, whichever of the machine's is fastest (it is "       \
+        "named)\n" more                                                                            \
+        "  workspace   bytes that create reports; extra: counted allocator's high-water mark "     \
+        "over\n              creation and a run; PSS: growth of the proportional set size; "       \
+        "largest\n              rank's\n"                                                          \
+        "  error       largest error of an output over " error "\n"                                \
+        "  wrong       sampled elements beyond what the arithmetic allows, by an oracle in double"
+#define ATTENTION_NOTES                                                                            \
+    "  g/p/m       shares of the time: gather of queries, partial attention, merge; waiting for\n" \
+    "              other ranks lies in the first and the last\n"                                   \
+    "  page        tokens of a page of the cache\n"
+#define PRODUCT_NOTES "  isa         product: the level that the kernel is written for\n"
+
+static const struct bench_command {
+    const char *name, *summary, *notes;
+    const char *cases; /* default */
+    int first, last;   /* those that --case may name */
+} commands[] = {
+    {"bench attend",
+     "Time one-token attention over a sharded cache (GQA and absorbed MLA) and one-token\n"
+     "products on quantised weights, against a plain read of the same bytes and the machine's\n"
+     "matrix peak.",
+     NOTES("Attention", "all ranks' keys and values, or the matrix", PRODUCT_NOTES ATTENTION_NOTES,
+           "the largest value (product: over\n              the sum of |w|);"),
+     ATTEND_CASES, GQA_DECODE, PRODUCT},
+    {"bench extend",
+     "Time the attention of a chunk of new tokens over a sharded cache (GQA and absorbed\n"
+     "MLA), against the machine's matrix peak and a plain read of the same bytes.",
+     NOTES("Attention", "all ranks' keys and values", ATTENTION_NOTES, "the largest value;"),
+     EXTEND_CASES, GQA_EXTEND, MLA_EXTEND},
+    {"bench product",
+     "Time one-token products on quantised weights, against a plain read of the same bytes.",
+     NOTES("Products", "the matrix", PRODUCT_NOTES, "the sum of |w|;"), "product", PRODUCT,
+     PRODUCT},
+};
+
+/* The command as the parser wants it; options [N_OPTIONS] are the caller's. */
+static struct command_def define(const struct bench_command *c, struct option_def *options)
+{
+    size_t n = 0;
+    for (int i = 0; i < N_ATTENTION_OPTIONS && c->first < PRODUCT; i++) {
+        struct option_def *const o = &options[n++];
+        *o = attention_options[i];
+        if (c->last == PRODUCT) continue;
+        if (strcmp(o->name, "case") == 0)
+            o->help = "some of gqa-extend, mla-extend (default " EXTEND_CASES ")";
+        if (strcmp(o->name, "tokens") == 0) o->help = "new tokens of a call (default 512)";
+    }
+    for (int i = 0; i < N_PRODUCT_OPTIONS && c->last == PRODUCT; i++)
+        options[n++] = product_options[i];
+    for (int i = 0; i < N_RUN_OPTIONS; i++) options[n++] = run_options[i];
+    return (struct command_def){c->name, "", 0, 0, c->summary, options, n, c->notes};
+}
 
 /* ---- texts of options ---- */
 
@@ -159,13 +199,19 @@ struct bad_text {
 };
 #define LISTS "numbers with K, M, G, between commas, or a..b in steps of --factor; each "
 
-static bool read_texts(struct attend_values *v, struct bad_text *bad)
+static bool read_texts(const struct bench_command *cmd, struct attend_values *v,
+                       struct bad_text *bad)
 {
     struct bench_list cases = {0}, dtypes = {0};
     *bad = (struct bad_text){"--case", v->cases,
-                             "some of gqa-decode,mla-decode,gqa-extend,mla-extend,product"};
+                             cmd->first == GQA_EXTEND
+                                 ? "some of gqa-extend,mla-extend"
+                                 : "some of gqa-decode,mla-decode,gqa-extend,mla-extend,product"};
     if (!bench_read_names(v->cases, find_case, &cases) || cases.n == 0) return false;
-    for (int i = 0; i < cases.n; i++) v->wanted[cases.at[i]] = true;
+    for (int i = 0; i < cases.n; i++) {
+        if (cases.at[i] < cmd->first || cases.at[i] > cmd->last) return false;
+        v->wanted[cases.at[i]] = true;
+    }
     const struct {
         const char *option, *text, *want;
         int64_t high;
@@ -345,9 +391,11 @@ static int run_all(struct attend_values *v)
     return finish_stdout(EXIT_DONE);
 }
 
-static int run_command(const struct command_def *cmd, const char *cases, int argc, char **argv)
+static int run_command(const struct bench_command *command, int argc, char **argv)
 {
-    struct attend_values v = {.cases = cases,
+    struct option_def options[N_OPTIONS];
+    const struct command_def def = define(command, options), *const cmd = &def;
+    struct attend_values v = {.cases = command->cases,
                               .keys_text = "32K",
                               .factor = 4,
                               .dtypes = "bf16",
@@ -366,7 +414,7 @@ static int run_command(const struct command_def *cmd, const char *cases, int arg
     int n_operands, rc;
     if (!command_parse(cmd, argc, argv, &v, &n_operands, &rc)) return rc;
     struct bad_text bad;
-    if (!read_texts(&v, &bad)) {
+    if (!read_texts(command, &v, &bad)) {
         if (bad.text == NULL)
             return usage_error(cmd, "%s %lld is not right: %s", bad.option, (long long)v.product_k,
                                bad.want);
@@ -400,13 +448,13 @@ static int run_command(const struct command_def *cmd, const char *cases, int arg
 
 int bench_attend(int argc, char **argv)
 {
-    return run_command(&commands[0], "gqa-decode,mla-decode,product", argc, argv);
+    return run_command(&commands[0], argc, argv);
 }
 int bench_extend(int argc, char **argv)
 {
-    return run_command(&commands[1], "gqa-extend,mla-extend", argc, argv);
+    return run_command(&commands[1], argc, argv);
 }
 int bench_product(int argc, char **argv)
 {
-    return run_command(&commands[2], "product", argc, argv);
+    return run_command(&commands[2], argc, argv);
 }

@@ -20,7 +20,7 @@ struct bench_span {
 /* One row of the report; the same on all ranks. */
 struct bench_line {
     char name[16]; /* "gqa-decode", "mla-decode", "gqa-extend", "mla-extend", "product" */
-    char dtype[8], isa[8], comm[8], kernel[64];
+    char dtype[8], isa[16], comm[8], kernel[64]; /* isa: product: the kernel's own level */
     int64_t keys, tokens;
     int ranks, threads;
     bool has_run;                /* false: only created */

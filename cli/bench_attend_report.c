@@ -11,7 +11,7 @@
 #include "cli/json_out.h"
 #include "cli/table.h"
 
-enum { N_TIMES = 11, N_MEMORY = 10 };
+enum { N_TIMES = 11, N_MEMORY = 11 };
 
 void bench_report_begin(struct bench_lines *all)
 {
@@ -193,11 +193,15 @@ static void put_times(const struct bench_line *l, cell *row)
 static void put_memory(const struct bench_line *l, cell *row)
 {
     put_first(l, row);
-    put_bytes(row[5], l->workspace_bytes);
-    put_bytes(row[6], l->peak_extra_bytes);
-    put_bytes(row[7], l->pss_growth_bytes);
-    snprintf(row[8], TABLE_CELL_BYTES, "%.1e", l->worst_error);
-    snprintf(row[9], TABLE_CELL_BYTES, "%lld", (long long)l->wrong);
+    if (l->keys == 0)
+        snprintf(row[5], TABLE_CELL_BYTES, "-");
+    else
+        put_count(row[5], l->page_tokens);
+    put_bytes(row[6], l->workspace_bytes);
+    put_bytes(row[7], l->peak_extra_bytes);
+    put_bytes(row[8], l->pss_growth_bytes);
+    snprintf(row[9], TABLE_CELL_BYTES, "%.1e", l->worst_error);
+    snprintf(row[10], TABLE_CELL_BYTES, "%lld", (long long)l->wrong);
 }
 
 static void print_tables(const struct bench_lines *all)
@@ -205,8 +209,9 @@ static void print_tables(const struct bench_lines *all)
     static const char *const times[N_TIMES] = {"case",   "keys",   "T",      "ranks",
                                                "type",   "isa",    "min us", "median us",
                                                "% read", "% peak", "g/p/m"};
-    static const char *const memory[N_MEMORY] = {"case",      "keys",  "T",   "ranks", "type",
-                                                 "workspace", "extra", "PSS", "error", "wrong"};
+    static const char *const memory[N_MEMORY] = {"case", "keys",  "T",         "ranks",
+                                                 "type", "page",  "workspace", "extra",
+                                                 "PSS",  "error", "wrong"};
     cell *cells = calloc((size_t)(all->n + 1) * N_TIMES, sizeof(*cells));
     if (cells == NULL) return;
     printf("ranks x threads; bound: %s; load %.1f\n", all->pinning, all->load_before);

@@ -256,6 +256,13 @@ int linear_n_plans(const struct linear *l)
     return gemm_n_plans(l->gemm);
 }
 
+const char *linear_kernel(const struct linear *l, int qtype)
+{
+    if (qtype < 0 || qtype >= 32) return NULL;
+    const bool is_integer = !l->is_exact && l->kernels.qdot16[qtype] != NULL;
+    return is_integer ? l->kernels.qdot16_name[qtype] : l->kernels.qdot_name[qtype];
+}
+
 const char *linear_note(const struct linear *l)
 {
     return l->note;

@@ -41,6 +41,8 @@ enum compute_type linear_compute(const struct linear *l);
 bool linear_is_exact(const struct linear *l);
 /* oneDNN plans that create made; a run makes none. */
 int linear_n_plans(const struct linear *l);
+/* Name of the kernel that takes rows of this type for a few tokens; NULL where none reads it. */
+const char *linear_kernel(const struct linear *l, int qtype);
 /* Why bf16 was asked for and f32 taken; "" if what was asked for was taken. Lives as long as l. */
 const char *linear_note(const struct linear *l);
 /* y[t * y_stride + i] = sum_k x[t * x_stride + k] * W[i][k]; t < n_tokens. x and y may not overlap.

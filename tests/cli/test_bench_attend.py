@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of `bench attend | extend | product | oom` and of `bench generate`'s report. Usage: test_bench_attend.py DCP_ATTN [unittest options]"""
-import json, os, shutil, subprocess, sys, unittest
+import json, os, re, shutil, subprocess, sys, unittest
 
 import bench_cases
 from bench_cases import mpi_runs, run
 
 ROW = {"case", "keys", "tokens", "ranks", "threads", "dtype", "isa", "time_us", "read_fraction", "matrix_fraction", "workspace_bytes", "peak_extra_bytes"}
-SMALL = ("--cold", "0", "--iters", "3", "--product-bytes", "200K")
+SMALL_ATTENTION, SMALL_PRODUCT = ("--iters", "3", "--cold", "0"), ("--iters", "3", "--product-bytes", "200K")
+SMALL = (*SMALL_ATTENTION, *SMALL_PRODUCT[2:])
 SMALL_OOM = ("bench", "oom", "--json", "--tokens", "512", "--heads", "24", "--prefix", "100", "--window", "48", "--memory", "3M")
 MODEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "gguf", "llama-f32.gguf")
 
 
 class BenchAttend(unittest.TestCase):
     def bench(self, what, *args, ran=True):
-        rc, out, err = run("bench", what, "--json", *SMALL, *args)
+        rc, out, err = run("bench", what, "--json", *{"attend": SMALL, "extend": SMALL_ATTENTION, "product": SMALL_PRODUCT}[what], *args)
         self.assertEqual(rc, 0, err)
         said = json.loads(out)
         machine = said["machine"]
@@ -120,6 +121,39 @@ class BenchAttend(unittest.TestCase):
         for what in ("attend", "extend", "product"):
             self.assertRegex(run("bench", what, "--help")[1], r"% read +median time of a plain read(.|\n)*over the median\s+time")
         self.assertLessEqual(max(map(len, out.splitlines())), 100)
+
+    def test_options_of_each(self):
+        """A command shows and takes its own options, and says the default of --case."""
+        of_attention, of_products = {"--case", "--keys", "--tokens", "--dtype", "--heads", "--page", "--cold"}, {"--types", "--product-k", "--product-bytes", "--exact"}
+        for what, has, lacks in (("attend", of_attention | of_products, set()), ("extend", of_attention, of_products), ("product", of_products, of_attention)):
+            text = run("bench", what, "--help")[1]
+            shown = set(re.findall(r"^  (?:-\w, |    )(--[a-z-]+)", text, re.M))
+            self.assertLessEqual(has | {"--factor", "--ranks", "--isa", "--json"}, shown)
+            self.assertEqual(shown & lacks, set())
+            for option in lacks:
+                rc, out, err = run("bench", what, option, "1")
+                self.assertEqual((rc, out), (2, ""), err)
+        self.assertRegex(run("bench", "attend", "--help")[1], r"\(default\s+gqa-decode,mla-decode,product\)")
+        self.assertRegex(run("bench", "extend", "--help")[1], r"\(default\s+gqa-extend,mla-extend\)")
+        rc, out, err = run("bench", "extend", "--case", "product")
+        self.assertEqual((rc, out), (2, ""))
+        self.assertIn("some of gqa-extend,mla-extend", err)
+
+    def test_page_in_the_table(self):
+        rc, out, err = run("bench", "attend", *SMALL, "--iters", "0", "--keys", "100", "--page", "512")
+        self.assertEqual(rc, 0, err)
+        lines = out.splitlines()
+        at = next(i for i, line in enumerate(lines) if " page " in line and "workspace" in line)
+        rows = [line.split() for line in lines[at:]]
+        page = rows[0].index("page")
+        self.assertEqual({(r[0], r[page]) for r in rows[1:3]}, {("gqa-decode", "512"), ("mla-decode", "512")})
+
+    def test_level_of_product_kernels(self):
+        """The level is the kernel's own, which --isa only bounds."""
+        known = {k["name"] for k in json.loads(run("info", "--json")[1])["kernels"]}
+        for row in self.bench("product", "--types", "Q8_0,F32"):
+            self.assertIn(row["kernel"], known)
+            self.assertTrue(row["kernel"].endswith("__" + row["isa"]), row)
 
     def test_mpi(self):
         if shutil.which("mpirun.openmpi") is None:
