@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/hash_priv.h"
 #include "group/group_mpi_priv.h"
 
 bool dcp__mpi_is_over(void)
@@ -138,14 +139,6 @@ static dcp_status all_ok(struct meeting *c, dcp_status own)
     return own != DCP_OK ? own : st;
 }
 
-static uint64_t mix(uint64_t h, const void *data, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        h = (h ^ ((const unsigned char *)data)[i]) * UINT64_C(0x100000001b3);
-    }
-    return h;
-}
-
 /* The same for ranks that can open each other's memory through /proc: one running kernel, one space
  * of process numbers, one user. */
 static uint64_t host_key(void)
@@ -161,14 +154,14 @@ static uint64_t host_key(void)
         (void)gethostname(text, sizeof(text) - 1);
         n = (ssize_t)strlen(text);
     }
-    uint64_t key = mix(UINT64_C(0xcbf29ce484222325), text, (size_t)n);
+    uint64_t key = dcp__hash_bytes(DCP__HASH_BEGIN, text, (size_t)n);
     struct stat info;
     if (stat("/proc/self/ns/pid", &info) == 0) {
         const uint64_t space[2] = {(uint64_t)info.st_dev, (uint64_t)info.st_ino};
-        key = mix(key, space, sizeof(space));
+        key = dcp__hash_bytes(key, space, sizeof(space));
     }
     const uint64_t user = (uint64_t)geteuid();
-    return mix(key, &user, sizeof(user));
+    return dcp__hash_bytes(key, &user, sizeof(user));
 }
 
 struct host_info {

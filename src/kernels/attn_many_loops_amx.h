@@ -121,6 +121,26 @@ struct pair {
     int sub_begin, sub_end;
 };
 
+/* C 0-3: two dim tiles of a row tile, or of two. */
+AMX_INLINE void load_o(const float *o0, const float *o1, bool two)
+{
+    TILE_LOAD(0, o0, TILE_ROW_BYTES);
+    TILE_LOAD(1, o0 + 256, TILE_ROW_BYTES);
+    if (two) {
+        TILE_LOAD(2, o1, TILE_ROW_BYTES);
+        TILE_LOAD(3, o1 + 256, TILE_ROW_BYTES);
+    }
+}
+AMX_INLINE void store_o(float *o0, float *o1, bool two)
+{
+    TILE_STORE(0, o0, TILE_ROW_BYTES);
+    TILE_STORE(1, o0 + 256, TILE_ROW_BYTES);
+    if (two) {
+        TILE_STORE(2, o1, TILE_ROW_BYTES);
+        TILE_STORE(3, o1 + 256, TILE_ROW_BYTES);
+    }
+}
+
 /* O^T += V^T P^T of 32 dims and one row tile or two: C 0-3, V^T, which passes by once, 4-5, P
  * 6-7. */
 AMX_INLINE void values_block(struct many *m, const struct pair *pair, int64_t d, bool two)
@@ -128,12 +148,7 @@ AMX_INLINE void values_block(struct many *m, const struct pair *pair, int64_t d,
     float *const o0 = m->o + (pair->tile * m->dim_tiles + d) * 256;
     float *const o1 = o0 + m->dim_tiles * 256;
     const char *const vt = m->vt + d * KEY_STEPS * TILE_BYTES;
-    TILE_LOAD(0, o0, TILE_ROW_BYTES);
-    TILE_LOAD(1, o0 + 256, TILE_ROW_BYTES);
-    if (two) {
-        TILE_LOAD(2, o1, TILE_ROW_BYTES);
-        TILE_LOAD(3, o1 + 256, TILE_ROW_BYTES);
-    }
+    load_o(o0, o1, two);
     for (int i = pair->sub_begin; i < pair->sub_end; i++) {
         const char *const p = pair->p + i * TILE_BYTES;
         const char *const v = vt + i * TILE_BYTES;
@@ -148,12 +163,7 @@ AMX_INLINE void values_block(struct many *m, const struct pair *pair, int64_t d,
             TILE_DP(3, 5, 7);
         }
     }
-    TILE_STORE(0, o0, TILE_ROW_BYTES);
-    TILE_STORE(1, o0 + 256, TILE_ROW_BYTES);
-    if (two) {
-        TILE_STORE(2, o1, TILE_ROW_BYTES);
-        TILE_STORE(3, o1 + 256, TILE_ROW_BYTES);
-    }
+    store_o(o0, o1, two);
 }
 
 /* ---- the loops where the time goes ---- */
@@ -336,34 +346,32 @@ AMX_INLINE void scores_over_soft(struct many *m, const struct item *now, float *
         TILE_STORE(3, s + 768, TILE_ROW_BYTES);
     }
 }
-AMX_INLINE void do_item_as(struct many *m, const struct item *now, float *s,
-                           const struct item *before, bool is_exact, bool two)
+/* Each of the three with a loop of its own. */
+AMX_INLINE void scores_by_mask(struct many *m, const struct item *now, float *s,
+                               const struct item *before, struct kind kind)
 {
-    struct kind kind = {.is_exact = is_exact, .two = two};
-    if (m->is_late) {
-        kind.is_late = true;
-        if (m->a.cap_scale != 0.0f) {
-            kind.is_masked = kind.is_capped = true;
-            scores_over_soft(m, now, s, before, kind);
-        } else if (before != NULL && before->is_masked) {
-            kind.is_masked = true;
-            scores_over_soft(m, now, s, before, kind);
-        } else {
-            scores_over_soft(m, now, s, before, kind);
-        }
-        return;
-    }
-    kind.is_first = true;
     if (m->a.cap_scale != 0.0f) {
         kind.is_masked = kind.is_capped = true;
         scores_over_soft(m, now, s, before, kind);
     } else if (before != NULL && before->is_masked) {
         kind.is_masked = true;
         scores_over_soft(m, now, s, before, kind);
-    } else if (m->part < m->n_parts_v) {
-        scores_over_soft(m, now, s, before, kind);
     } else {
-        kind.is_first = false;
+        scores_over_soft(m, now, s, before, kind);
+    }
+}
+AMX_INLINE void do_item_as(struct many *m, const struct item *now, float *s,
+                           const struct item *before, bool is_exact, bool two)
+{
+    struct kind kind = {.is_exact = is_exact, .two = two};
+    const bool is_masked = m->a.cap_scale != 0.0f || (before != NULL && before->is_masked);
+    if (m->is_late) {
+        kind.is_late = true;
+        scores_by_mask(m, now, s, before, kind);
+    } else if (is_masked || m->part < m->n_parts_v) {
+        kind.is_first = true;
+        scores_by_mask(m, now, s, before, kind);
+    } else {
         scores_over_soft(m, now, s, before, kind);
     }
 }
@@ -477,12 +485,7 @@ AMX_INLINE void late_block(struct many *m, const struct pair *pair, int64_t d, c
 {
     float *const o0 = m->o + (pair->tile * m->dim_tiles + 2 * d) * 256;
     float *const o1 = o0 + m->dim_tiles * 256;
-    TILE_LOAD(0, o0, TILE_ROW_BYTES);
-    TILE_LOAD(1, o0 + 256, TILE_ROW_BYTES);
-    if (two) {
-        TILE_LOAD(2, o1, TILE_ROW_BYTES);
-        TILE_LOAD(3, o1 + 256, TILE_ROW_BYTES);
-    }
+    load_o(o0, o1, two);
     for (int i = pair->sub_begin; i < pair->sub_end; i++) {
         const char *const p = pair->p + i * TILE_BYTES;
         TILE_STREAM(6, p, TILE_ROW_BYTES);
@@ -498,12 +501,7 @@ AMX_INLINE void late_block(struct many *m, const struct pair *pair, int64_t d, c
         for (int n = a_step; n > 0 && next->pair < KEYS / 2; n--) pack_pair(next);
         do_ahead(m);
     }
-    TILE_STORE(0, o0, TILE_ROW_BYTES);
-    TILE_STORE(1, o0 + 256, TILE_ROW_BYTES);
-    if (two) {
-        TILE_STORE(2, o1, TILE_ROW_BYTES);
-        TILE_STORE(3, o1 + 256, TILE_ROW_BYTES);
-    }
+    store_o(o0, o1, two);
 }
 /* Of all pairs, a column of V at a time, which is made tiles in L1 under the products of the one
  * before and gone before the next but one. */

@@ -93,8 +93,7 @@ static bool payload_in_place(const struct dcp_merge *m, const struct dcp__merge_
         return false;
     const int64_t n_rows = dcp__merge_block_rows(b);
     int64_t n_used = 0;
-    for (int64_t i = 0; i < n_rows; i++)
-        n_used += (dcp__f32_bits(cols[i]) & 0x7f800000u) != 0x7f800000u;
+    for (int64_t i = 0; i < n_rows; i++) n_used += dcp__merge_is_finite(cols[i]);
     const char *at =
         own->out + dcp__merge_offset(b->t_begin, b->h_begin, own->out_ts, own->out_hs) * elem;
     const size_t span = (size_t)(((n_tokens - 1) * own->out_ts + width * dim) * elem);

@@ -24,6 +24,7 @@
 #include "base/status_priv.h"
 #include "dcpattn/merge.h"
 #include "kernels/kernels_priv.h"
+#include "num/dtype_priv.h"
 #include "plan/plan_merge_priv.h"
 
 /* A strided [T,H,D] payload with its [T,H] LSE; element (t,h,d) is at out + (t * out_ts + h *
@@ -362,5 +363,11 @@ uint64_t dcp__merge_sink_print(const float *sink, int64_t n);
 dcp_status dcp__merge_enter_finish(struct dcp_merge *m, struct dcp__merge_run *run);
 dcp_status dcp__merge_exit_start(struct dcp_merge *m, struct dcp__merge_run *run);
 dcp_status dcp__merge_exit_finish(struct dcp_merge *m, struct dcp__merge_run *run);
+
+/* isfinite without a call or a trap: loops over it become vectors. */
+static inline bool dcp__merge_is_finite(float x)
+{
+    return (dcp__f32_bits(x) & 0x7f800000u) != 0x7f800000u;
+}
 
 #endif

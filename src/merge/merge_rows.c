@@ -24,11 +24,6 @@ static float widen(dcp_dtype type, const char *base, int64_t i)
     return type == DCP_BF16 ? dcp__bf16_to_f32(h) : dcp__f16_to_f32(h);
 }
 
-static bool is_finite(float x)
-{
-    return (dcp__f32_bits(x) & 0x7f800000u) != 0x7f800000u;
-}
-
 void dcp__merge_saw(struct dcp__merge_seen *seen, int64_t n, int64_t t, int64_t h, int64_t rank)
 {
     seen->n_nonfinite += n;
@@ -48,12 +43,12 @@ static int judge_sum(float max, float sum)
     const float least = 0x1p-126f;
     const float most = 0x1p100f;
     if (max == -INFINITY || (sum >= 0.0f && sum < least)) return 1;
-    return is_finite(max) && sum >= least && sum <= most ? 0 : 2;
+    return dcp__merge_is_finite(max) && sum >= least && sum <= most ? 0 : 2;
 }
 
 static int judge_lse(float lse)
 {
-    return is_finite(lse) ? 0 : lse == -INFINITY ? 1 : 2;
+    return dcp__merge_is_finite(lse) ? 0 : lse == -INFINITY ? 1 : 2;
 }
 
 void dcp__merge_load(const struct dcp__merge_src *src, int64_t t, int64_t h, int n, float *lse,
@@ -81,7 +76,7 @@ void dcp__merge_load(const struct dcp__merge_src *src, int64_t t, int64_t h, int
             n_not_finite += judge_sum(lse[j], sum[j]) != 0;
         }
     } else {
-        for (int j = 0; j < n; j++) n_not_finite += !is_finite(lse[j]);
+        for (int j = 0; j < n; j++) n_not_finite += !dcp__merge_is_finite(lse[j]);
     }
     for (int j = 0; n_not_finite > 0 && j < n; j++) {
         const int verdict =
@@ -450,7 +445,7 @@ static int64_t pack_lses(const struct dcp__merge_src *src, int64_t t,
             to[i] = widen(src->lse_type, src->lse, at + i * src->lse_hs);
     }
     int64_t n_finite = 0;
-    for (int64_t i = 0; i < width; i++) n_finite += is_finite(to[i]);
+    for (int64_t i = 0; i < width; i++) n_finite += dcp__merge_is_finite(to[i]);
     return n_finite;
 }
 
@@ -488,7 +483,7 @@ void dcp__merge_pack(const struct dcp_merge *m, const struct dcp__merge_src *src
             const int64_t at = dcp__merge_offset(t, h, src->lse_ts, src->lse_hs);
             const float lse = is_empty ? -INFINITY : widen(src->lse_type, src->lse, at);
             cols[row] = lse;
-            bool is_used = is_finite(lse);
+            bool is_used = dcp__merge_is_finite(lse);
             if (src->sum != NULL) {
                 const float sum = is_empty ? 1.0f : widen(src->lse_type, src->sum, at);
                 cols[n_rows + row] = sum;
