@@ -147,6 +147,40 @@ static uint64_t model_hash(const struct gguf *g)
     return h;
 }
 
+/* An option as the command line spells it: of choices, or a number, 0 where it was not given. */
+static const char *option_text(const char *choices, int64_t value, char *buf, size_t n_bytes)
+{
+    if (choices != NULL) return options_choice(choices, (int)value, buf, n_bytes);
+    if (value == 0) return "default";
+    snprintf(buf, n_bytes, "%lld", (long long)value);
+    return buf;
+}
+
+/* The options of ranks 0 and r: the first that differs. */
+static dcp_status compare_options(const struct run_card *a, const struct run_card *b, int r)
+{
+    const struct {
+        const char *name, *choices;
+        int64_t a, b;
+    } options[] = {
+        {"tokens of context", NULL, a->context, b->context},
+        {"--chunk", NULL, a->chunk, b->chunk},
+        {"--interleave", NULL, a->interleave, b->interleave},
+        {"--kv-dtype", KV_DTYPE_CHOICES, a->kv_dtype, b->kv_dtype},
+        {"--compute", COMPUTE_CHOICES, a->compute, b->compute},
+    };
+    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+        char text[2][24];
+        if (options[i].a == options[i].b) continue;
+        return dcp__fail(DCP_ERR_MISMATCH,
+                         "ranks 0 and %d run with different options: %s: %s and %s", r,
+                         options[i].name,
+                         option_text(options[i].choices, options[i].a, text[0], sizeof(text[0])),
+                         option_text(options[i].choices, options[i].b, text[1], sizeof(text[1])));
+    }
+    return DCP_OK;
+}
+
 static dcp_status agree_run(dcp_group *g, const struct run_card *mine)
 {
     const int n = dcp_group_size(g);
@@ -162,16 +196,8 @@ static dcp_status agree_run(dcp_group *g, const struct run_card *mine)
             st = dcp__fail(DCP_ERR_MISMATCH,
                            "ranks 0 and %d have different texts (%llu and %llu tokens)", r,
                            (unsigned long long)a->n_ids, (unsigned long long)b->n_ids);
-        } else if (a->context != b->context || a->chunk != b->chunk ||
-                   a->interleave != b->interleave || a->kv_dtype != b->kv_dtype ||
-                   a->compute != b->compute) {
-            st = dcp__fail(DCP_ERR_MISMATCH,
-                           "ranks 0 and %d run with different options: context %lld and %lld, "
-                           "chunk %lld and %lld, interleave %lld and %lld, kv-dtype %d and %d, "
-                           "compute %d and %d",
-                           r, (long long)a->context, (long long)b->context, (long long)a->chunk,
-                           (long long)b->chunk, (long long)a->interleave, (long long)b->interleave,
-                           a->kv_dtype, b->kv_dtype, a->compute, b->compute);
+        } else {
+            st = compare_options(a, b, r);
         }
     }
     dcp_group_free(g, all);

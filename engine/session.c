@@ -22,11 +22,20 @@ enum {
     LOGITS_TILE_BYTES = 32 << 20
 };
 
-static const char *const agreed_names[] = {
-    "tokens",     "tokens before", "hash of ids",    "logits of all tokens", "context", "chunk",
-    "interleave", "KV type",       "algorithm",      "compute type",         "layers",  "width",
-    "vocabulary", "form of MLA",   "rows of a tile", "head groups (tp)"};
-enum { N_AGREED = sizeof(agreed_names) / sizeof(agreed_names[0]), WHY_BYTES = 144 };
+/* What ranks agree on, and how a value is spelt where they do not. */
+enum kind { KIND_COUNT, KIND_FLAG, KIND_TYPE, KIND_ALGO, KIND_COMPUTE, KIND_MLA };
+static const struct {
+    const char *name;
+    enum kind kind;
+} agreed[] = {{"tokens", KIND_COUNT},         {"tokens before", KIND_COUNT},
+              {"hash of ids", KIND_COUNT},    {"logits of all tokens", KIND_FLAG},
+              {"context", KIND_COUNT},        {"chunk", KIND_COUNT},
+              {"interleave", KIND_COUNT},     {"KV type", KIND_TYPE},
+              {"algorithm", KIND_ALGO},       {"compute type", KIND_COMPUTE},
+              {"layers", KIND_COUNT},         {"width", KIND_COUNT},
+              {"vocabulary", KIND_COUNT},     {"form of MLA", KIND_MLA},
+              {"rows of a tile", KIND_COUNT}, {"head groups (tp)", KIND_COUNT}};
+enum { N_AGREED = sizeof(agreed) / sizeof(agreed[0]), WHY_BYTES = 144, VALUE_BYTES = 24 };
 
 /* What each rank tells the others before they start something together. */
 struct record {
@@ -47,6 +56,22 @@ struct session {
 
 /* --- agreement --- */
 
+/* The value as a caller knows it; in buf where it is a number. */
+static const char *value_text(enum kind kind, int64_t x, char *buf)
+{
+    static const char *const computes[] = {
+        [COMPUTE_DEFAULT] = "auto", [COMPUTE_F32] = "f32", [COMPUTE_BF16] = "bf16"};
+    static const char *const forms[N_MLA_FORMS] = {
+        [MLA_ABSORBED] = "absorbed", [MLA_PROJECTED] = "projected", [MLA_EXPANDED] = "expanded"};
+    if (kind == KIND_TYPE) return dcp_dtype_name((dcp_dtype)x);
+    if (kind == KIND_ALGO) return dcp_merge_algo_name((dcp_merge_algo)x);
+    if (kind == KIND_FLAG) return x != 0 ? "yes" : "no";
+    if (kind == KIND_COMPUTE && x >= 0 && x <= COMPUTE_BF16) return computes[x];
+    if (kind == KIND_MLA && x >= 0 && x < N_MLA_FORMS) return forms[x];
+    snprintf(buf, VALUE_BYTES, "%lld", (long long)x);
+    return buf;
+}
+
 /* Collective: all ranks go on, or all fail: by the own failure, else the first peer's, else by the
  * first field in which a rank differs from rank 0. */
 static dcp_status agree(const struct session *s, const char *call, dcp_status mine,
@@ -62,12 +87,14 @@ static dcp_status agree(const struct session *s, const char *call, dcp_status mi
         if (all[r].status != DCP_OK)
             return dcp__fail((dcp_status)all[r].status, "%s: rank %d: %.*s", call, r, WHY_BYTES - 1,
                              all[r].why);
+    char text[2][VALUE_BYTES];
     for (int r = 1; r < n; r++)
         for (int i = 0; i < N_AGREED; i++)
             if (all[r].field[i] != all[0].field[i])
-                return dcp__fail(DCP_ERR_MISMATCH, "%s: %s is %lld on rank 0 and %lld on rank %d",
-                                 call, agreed_names[i], (long long)all[0].field[i],
-                                 (long long)all[r].field[i], r);
+                return dcp__fail(DCP_ERR_MISMATCH, "%s: %s is %s on rank 0 and %s on rank %d", call,
+                                 agreed[i].name,
+                                 value_text(agreed[i].kind, all[0].field[i], text[0]),
+                                 value_text(agreed[i].kind, all[r].field[i], text[1]), r);
     return DCP_OK;
 }
 

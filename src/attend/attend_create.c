@@ -5,6 +5,7 @@
  * single row is made, then, if more than one row fits beside it, the one that stays. The tile is as
  * many rows as what is left holds, the smallest of all ranks of the head group; attend_size.c has
  * the sums. Ranks that read each other's memory merge without a merge object. */
+#include <stdio.h>
 #include <string.h>
 
 #include "attend/attend_priv.h"
@@ -17,13 +18,36 @@
 static const char call[] = "dcp_attend_create";
 
 static const struct dcp__attend_field desc_fields[] = {
-    {"max_tokens", false},   {"n_heads", false}, {"n_kv_heads", false}, {"key_dim", false},
-    {"value_dim", false},    {"scale", true},    {"softcap", true},     {"causal", false},
-    {"interleave", false},   {"algo", false},    {"has_sink", false},   {"project_dim", false},
-    {"project_type", false}, {"tp", false},
+    {"max_tokens", DCP__ATTEND_COUNT},  {"n_heads", DCP__ATTEND_COUNT},
+    {"n_kv_heads", DCP__ATTEND_COUNT},  {"key_dim", DCP__ATTEND_COUNT},
+    {"value_dim", DCP__ATTEND_COUNT},   {"scale", DCP__ATTEND_F32},
+    {"softcap", DCP__ATTEND_F32},       {"causal", DCP__ATTEND_FLAG},
+    {"interleave", DCP__ATTEND_COUNT},  {"algo", DCP__ATTEND_ALGO},
+    {"has_sink", DCP__ATTEND_FLAG},     {"project_dim", DCP__ATTEND_COUNT},
+    {"project_type", DCP__ATTEND_TYPE}, {"tp", DCP__ATTEND_COUNT},
 };
 enum { N_DESC_FIELDS = sizeof(desc_fields) / sizeof(desc_fields[0]) };
 _Static_assert((int)N_DESC_FIELDS < (int)DCP__ATTEND_FIELDS, "and the number of the object");
+
+/* The value as a caller knows it; in buf where it is a number. */
+static const char *value_text(enum dcp__attend_kind kind, int64_t x, char *buf, size_t n_bytes)
+{
+    switch (kind) {
+    case DCP__ATTEND_TYPE:
+        return dcp_dtype_name((dcp_dtype)x);
+    case DCP__ATTEND_ALGO:
+        return dcp_merge_algo_name((dcp_merge_algo)x);
+    case DCP__ATTEND_FLAG:
+        return x != 0 ? "yes" : "no";
+    case DCP__ATTEND_F32:
+        snprintf(buf, n_bytes, "%g", (double)dcp__f32_from_bits((uint32_t)x));
+        return buf;
+    case DCP__ATTEND_COUNT:
+        break;
+    }
+    snprintf(buf, n_bytes, "%lld", (long long)x);
+    return buf;
+}
 
 dcp_status dcp__attend_agree(struct dcp_attend *a, const char *what, dcp_status status,
                              const struct dcp__attend_field *names, int n_fields,
@@ -51,13 +75,10 @@ dcp_status dcp__attend_agree(struct dcp_attend *a, const char *what, dcp_status 
         for (int r = 1; r < n; r++) {
             const int64_t x = all[0].field[f], y = all[r].field[f];
             if (x == y) continue;
-            if (names[f].is_float) {
-                return dcp__fail(DCP_ERR_MISMATCH, "%s: %s is %g on rank 0 and %g on rank %d", what,
-                                 names[f].name, (double)dcp__f32_from_bits((uint32_t)x),
-                                 (double)dcp__f32_from_bits((uint32_t)y), r);
-            }
-            return dcp__fail(DCP_ERR_MISMATCH, "%s: %s is %lld on rank 0 and %lld on rank %d", what,
-                             names[f].name, (long long)x, (long long)y, r);
+            char text[2][24];
+            return dcp__fail(DCP_ERR_MISMATCH, "%s: %s is %s on rank 0 and %s on rank %d", what,
+                             names[f].name, value_text(names[f].kind, x, text[0], sizeof(text[0])),
+                             value_text(names[f].kind, y, text[1], sizeof(text[1])), r);
         }
     }
     return DCP_OK;

@@ -142,9 +142,17 @@ struct dcp__attend_record {
     };
 };
 _Static_assert(sizeof(struct dcp__attend_record) <= DCP__RECORD_MAX, "a record of the group");
+/* What a field holds: how it is spelt where ranks differ. */
+enum dcp__attend_kind {
+    DCP__ATTEND_COUNT,
+    DCP__ATTEND_F32, /* its bits */
+    DCP__ATTEND_FLAG,
+    DCP__ATTEND_TYPE,
+    DCP__ATTEND_ALGO
+};
 struct dcp__attend_field {
     const char *name;
-    bool is_float; /* f32 bits */
+    enum dcp__attend_kind kind;
 };
 /* Exchange records of all ranks into a->records and compare the first n_fields: the own failure
  * first, then a peer's by its text, then the first field that differs from rank 0's. status is this

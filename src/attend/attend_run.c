@@ -34,15 +34,15 @@
 static const char call[] = "dcp_attend_run";
 
 static const struct dcp__attend_field run_fields[] = {
-    {"the object (by the clock of its create)", false},
-    {"T (rows of the call)", false},
-    {"n_seqs", false},
-    {"the sum of lengths", false},
-    {"the sum of windows", false},
-    {"whether q_pos is given", false},
-    {"the fingerprint of lengths, n_rows and windows", false},
-    {"the fingerprint of q_pos", false},
-    {"the fingerprint of sink", false},
+    {"the object (by the clock of its create)", DCP__ATTEND_COUNT},
+    {"T (rows of the call)", DCP__ATTEND_COUNT},
+    {"n_seqs", DCP__ATTEND_COUNT},
+    {"the sum of lengths", DCP__ATTEND_COUNT},
+    {"the sum of windows", DCP__ATTEND_COUNT},
+    {"whether q_pos is given", DCP__ATTEND_FLAG},
+    {"the fingerprint of lengths, n_rows and windows", DCP__ATTEND_COUNT},
+    {"the fingerprint of q_pos", DCP__ATTEND_COUNT},
+    {"the fingerprint of sink", DCP__ATTEND_COUNT},
 };
 enum {
     N_RUN_FIELDS = sizeof(run_fields) / sizeof(run_fields[0]),

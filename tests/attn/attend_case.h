@@ -252,6 +252,9 @@ static dcp_status rank_body(const struct call *c, dcp_group *g)
     }
     if (is_odd && strcmp(c->odd, "desc scale") == 0) d.scale = 0.25f;
     if (is_odd && strcmp(c->odd, "desc heads") == 0) d.n_heads = -1;
+    if (is_odd && strcmp(c->odd, "desc causal") == 0) d.causal = !c->causal;
+    if (is_odd && strcmp(c->odd, "desc algo") == 0) d.algo = DCP_MERGE_ALLTOALL;
+    if (is_odd && strcmp(c->odd, "desc type") == 0) d.project_type = DCP_BF16;
     dcp_attend *a = NULL;
     DCP_TRY(dcp_group_barrier(g));
     if (r == 0) ans->held_before = dcp__alloc_current();

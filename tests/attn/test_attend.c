@@ -243,6 +243,9 @@ static void test_disagreement(void **state)
         {"sink other", DCP_ERR_MISMATCH, "the fingerprint of sink", 1},
         {"sink inf", DCP_ERR_ARG, "is inf", 1},
         {"sink inf, messages", DCP_ERR_ARG, "is inf", 1},
+        {"desc causal", DCP_ERR_MISMATCH, "causal is yes on rank 0 and no on rank 2", 0},
+        {"desc algo", DCP_ERR_MISMATCH, "algo is alltoall on rank 0 and auto on rank 1", 0},
+        {"desc type", DCP_ERR_MISMATCH, "project_type is f32 on rank 0 and bf16 on rank 1", 0},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         for (int comm = 0; comm < 2; comm++) {

@@ -228,6 +228,16 @@ class Surroundings(unittest.TestCase):
                 self.assertIn("dcp-attn: rank 1: --bind cores: ", err)
                 self.assertNotIn("abort(", err.lower())
 
+    def test_ranks_of_other_options(self):
+        """The option that differs, and its values as the command line has them."""
+        model = os.path.join(ROOT, "tests", "data", "gguf", "llama-f32.gguf")
+        command = [EXE, "generate", "--raw", "-m", model, "-p", "a", "--max-tokens", "2", "-t", "1"]
+        for one, two, said in ((["--kv-dtype", "f32"], ["--kv-dtype", "int8"], "--kv-dtype: f32 and int8"), ([], ["--compute", "f32"], "--compute: auto and f32"),
+                               ([], ["--chunk", "3"], "--chunk: default and 3")):
+            for rc, _, err in mpi_runs("-n", "1", *command, *one, ":", "-n", "1", *command, *two):
+                self.assertNotEqual(rc, 0)
+                self.assertIn(f"ranks 0 and 1 run with different options: {said}\n", err)
+
     def test_fails_before_the_ranks_meet(self):
         """A rank that gives up before MPI starts: the others, who would wait for it, hear of it, and its cause is said with its number."""
         model = os.path.join(ROOT, "tests", "data", "gguf", "llama-f32.gguf")

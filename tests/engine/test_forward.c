@@ -520,6 +520,15 @@ static int mismatch_rank(dcp_group *g, void *ctx)
     opts.chunk = rank == 1 ? 8 : 16;
     int bad = open_session(g, "llama-f32", &opts, &s) != DCP_ERR_MISMATCH;
     bad += strstr(dcp_last_error(), "chunk is 16 on rank 0 and 8 on rank 1") == NULL;
+    opts.chunk = 16;
+    opts.kv_dtype = rank == 2 ? DCP_F32 : DCP_DTYPE_DEFAULT;
+    bad += open_session(g, "llama-f32", &opts, &s) != DCP_ERR_MISMATCH;
+    bad += strstr(dcp_last_error(), "KV type is bf16 on rank 0 and f32 on rank 2") == NULL;
+    opts.kv_dtype = DCP_DTYPE_DEFAULT;
+    opts.algo = rank == 0 ? DCP_MERGE_ALLTOALL : DCP_MERGE_AUTO;
+    bad += open_session(g, "llama-f32", &opts, &s) != DCP_ERR_MISMATCH;
+    bad += strstr(dcp_last_error(), "algorithm is alltoall on rank 0 and auto on rank 1") == NULL;
+    opts.algo = DCP_MERGE_AUTO;
     opts.chunk = rank == 2 ? -1 : 16;
     bad += open_session(g, "llama-f32", &opts, &s) != DCP_ERR_ARG;
     bad += strstr(dcp_last_error(), rank == 2 ? "chunk: -1" : "rank 2: chunk: -1") == NULL;
