@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of `attend --tp`, `attend --project` and `generate --tp`.   attend_cases.py PATH/TO/dcp-attn [-v] [TEST...]"""
-import array, json, math, os, random, re, shutil, struct, subprocess, sys, tempfile, unittest
+import json, math, os, random, re, shutil, subprocess, sys, tempfile, unittest
+
+from tensor_files import read, write
 
 EXE = os.path.abspath(sys.argv.pop(1)) if len(sys.argv) > 1 else None
 
@@ -9,30 +11,6 @@ def run(*args, env=None):
     clean = {k: v for k, v in os.environ.items() if not k.startswith("DCP_ATTN_") or k == "DCP_ATTN_CACHE"}
     p = subprocess.run([EXE, *args], capture_output=True, text=True, env={**clean, **(env or {})}, timeout=120)
     return p.returncode, p.stdout, p.stderr
-
-
-def write(path, tensors):
-    head, data = {}, b""
-    for name, (shape, values) in tensors.items():
-        raw = array.array("f", values).tobytes()
-        head[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps(head).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + data)
-
-
-def read(path):
-    with open(path, "rb") as f:
-        d = f.read()
-    n = struct.unpack("<Q", d[:8])[0]
-    out = {}
-    for name, t in json.loads(d[8:8 + n]).items():
-        if name != "__metadata__":
-            a, b = t["data_offsets"]
-            out[name] = (t["shape"], array.array("f", d[8 + n + a:8 + n + b]))
-    return out
 
 
 class Attend(unittest.TestCase):
@@ -44,10 +22,10 @@ class Attend(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.dir)
         r = random.Random(5)
         self.file, self.maps = os.path.join(self.dir, "in.safetensors"), os.path.join(self.dir, "maps.safetensors")
-        values = lambda *shape: (list(shape), [r.uniform(-1, 1) for _ in range(math.prod(shape))])
-        write(self.file, {"q": values(self.T, self.H, self.DK), "k": values(self.L, self.HKV, self.DK), "v": values(self.L, self.HKV, self.D), "sink": values(self.H)})
+        values = lambda *shape: ("F32", list(shape), [r.uniform(-1, 1) for _ in range(math.prod(shape))])
+        write(self.file, q=values(self.T, self.H, self.DK), k=values(self.L, self.HKV, self.DK), v=values(self.L, self.HKV, self.D), sink=values(self.H))
         self.w = values(self.H, self.D, self.P)
-        write(self.maps, {"project": self.w})
+        write(self.maps, project=self.w)
 
     def attend(self, *args):
         out = os.path.join(self.dir, "out.safetensors")
@@ -70,8 +48,8 @@ class Attend(unittest.TestCase):
         self.fail(f"--memory {need} is refused, too: {err}")
 
     def close(self, a, b, tol=2e-6):
-        self.assertEqual(a[0], b[0])
-        self.assertLess(max(abs(x - y) for x, y in zip(a[1], b[1])), tol)
+        self.assertEqual(a[:2], b[:2])
+        self.assertLess(max(abs(x - y) for x, y in zip(a[2], b[2])), tol)
 
     def test_tp(self):
         want, _ = self.attend("-n", "1")
@@ -109,19 +87,19 @@ class Attend(unittest.TestCase):
         want = []
         for t in range(self.T):
             for h in range(self.H):
-                row = plain["out"][1][(t * self.H + h) * self.D:][:self.D]
-                want += [sum(row[d] * self.w[1][(h * self.D + d) * self.P + p] for d in range(self.D)) for p in range(self.P)]
+                row = plain["out"][2][(t * self.H + h) * self.D:][:self.D]
+                want += [sum(row[d] * self.w[2][(h * self.D + d) * self.P + p] for d in range(self.D)) for p in range(self.P)]
         for args in (("-n", "1"), ("-n", "3"), ("-n", "4", "--tp", "2"), ("-n", "3", "--algo", "alltoall"), ("-n", "2", "--memory", little)):
             got, _ = self.attend("--project", self.maps, *args)
-            self.close(got["out"], ([self.T, self.H, self.P], want), 1e-5)
+            self.close(got["out"], ("F32", [self.T, self.H, self.P], want), 1e-5)
             self.close(got["lse"], plain["lse"])
 
     def test_project_refused(self):
-        write(self.maps, {"project": ([2, 2, 2], [0.0] * 8)})
+        write(self.maps, project=("F32", [2, 2, 2], [0.0] * 8))
         rc, _, err = run("attend", self.file, "-o", os.path.join(self.dir, "x"), "--project", self.maps)
         self.assertEqual(rc, 1)
         self.assertIn("project is [2,2,2] but heads are [8,10]", err)
-        write(self.maps, {"project": ([self.H, self.D, 0], [])})
+        write(self.maps, project=("F32", [self.H, self.D, 0], []))
         rc, _, err = run("attend", self.file, "-o", os.path.join(self.dir, "x"), "--project", self.maps)
         self.assertEqual(rc, 1)
         self.assertIn("project is [8,10,0]", err)
@@ -138,7 +116,7 @@ class Attend(unittest.TestCase):
         link = os.path.join(self.dir, "link.safetensors")
         os.link(self.file, link)
         part = os.path.join(self.dir, "part.safetensors")
-        write(part, {"out": ([2, 3, 4], [0.0] * 24), "lse": ([2, 3], [0.0] * 6)})
+        write(part, out=("F32", [2, 3, 4], [0.0] * 24), lse=("F32", [2, 3], [0.0] * 6))
         for args, out in ((("attend", self.file, "-o"), self.file), (("attend", self.file, "-o"), link),
                           (("attend", self.file, "--project", self.maps, "-o"), self.maps),
                           (("merge", part, "--lse-base", "e", "-o"), part),
@@ -164,16 +142,16 @@ class Attend(unittest.TestCase):
         self.assertIn("would replace an input", err)
 
     def test_what_is_left_out_is_said(self):
-        q, out = ([1, 1, 2], [1.0, 1.0]), os.path.join(self.dir, "x")
+        q, out = ("F32", [1, 1, 2], [1.0, 1.0]), os.path.join(self.dir, "x")
         for k, v, text in ((1.0, 1.0, None), (math.nan, 1.0, "left out: 0 values and 1 LSE of"), (1.0, math.nan, "left out: 1 value and 0 LSEs")):
-            write(self.file, {"q": q, "k": ([2, 1, 2], [k, 1.0, 1.0, 1.0]), "v": ([2, 1, 2], [v, 1.0, 1.0, 1.0])})
+            write(self.file, q=q, k=("F32", [2, 1, 2], [k, 1.0, 1.0, 1.0]), v=("F32", [2, 1, 2], [v, 1.0, 1.0, 1.0]))
             rc, _, err = run("attend", self.file, "-o", out, "-n", "2", "-t", "1")
             self.assertEqual(rc, 0, err)
             self.assertIn(text or "workspace", err)
             self.assertEqual("left out" in err, text is not None)
 
     def test_zero_heads_are_named(self):
-        write(self.file, {"q": ([1, 0, 8], []), "k": ([4, 2, 8], [0.0] * 64), "v": ([4, 2, 8], [0.0] * 64)})
+        write(self.file, q=("F32", [1, 0, 8], []), k=("F32", [4, 2, 8], [0.0] * 64), v=("F32", [4, 2, 8], [0.0] * 64))
         rc, _, err = run("attend", self.file, "-o", os.path.join(self.dir, "x"), "-n", "2")
         self.assertEqual(rc, 1)
         self.assertIn("0 query heads, keys of 8 values and values of 8; none may be 0", err)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of `bench merge` and `merge --compare`; test_cli.py runs them."""
-import array, json, math, os, random, re, shutil, struct, subprocess, tempfile, unittest
+import json, math, os, random, re, shutil, struct, subprocess, tempfile, unittest
+
+from tensor_files import write
 
 EXE = None  # set by test_cli.py
 
@@ -156,19 +158,6 @@ def bf16(x):
 
 def f32(x):
     return struct.unpack("<f", struct.pack("<f", x))[0]
-
-
-def write(path, **tensors):
-    """name = (dtype, dims, values)"""
-    header, data = {}, b""
-    for name, (dtype, dims, values) in tensors.items():
-        raw = array.array({"F32": "f", "I64": "q"}[dtype], values).tobytes()
-        header[name] = {"dtype": dtype, "shape": dims, "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + data)
 
 
 T, H, D, N = 5, 3, 8, 3

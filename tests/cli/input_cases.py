@@ -1,41 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of what `merge` and `attend` take from their files, and of options that clash; test_cli.py runs them."""
-import json, os, re, shutil, struct, subprocess, tempfile, unittest
+import os, re, shutil, subprocess, tempfile, unittest
 
 from bench_cases import mpi_runs
+from tensor_files import read, write
 
 EXE = None  # set by test_cli.py
 MODEL = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data", "gguf", "llama-f32.gguf")
-CODES = {"F64": "d", "F32": "f", "F16": "e", "I64": "q", "I32": "i", "U32": "I", "U16": "H", "U64": "Q", "F8_E4M3": "B", "BF8": "B"}
 
 
 def run(*args, env=None):
     clean = {k: v for k, v in os.environ.items() if not k.startswith("DCP_ATTN_") or k == "DCP_ATTN_CACHE"}
     p = subprocess.run([EXE, *args], capture_output=True, text=True, env={**clean, **(env or {})}, timeout=120)
     return p.returncode, p.stdout, p.stderr
-
-
-def write(path, **tensors):
-    """tensors: name = (dtype, shape, values)."""
-    header, data = {}, b""
-    for name, (dtype, shape, values) in tensors.items():
-        raw = struct.pack(f"<{len(values)}{CODES[dtype]}", *values)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps(header).encode()
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + data)
-
-
-def read(path):
-    with open(path, "rb") as f:
-        d = f.read()
-    n = struct.unpack("<Q", d[:8])[0]
-    out = {}
-    for name, t in json.loads(d[8:8 + n]).items():
-        a, b = (8 + n + x for x in t["data_offsets"])
-        out[name] = (t["dtype"], list(struct.unpack(f"<{(b - a) // struct.calcsize(CODES[t['dtype']])}{CODES[t['dtype']]}", d[a:b])))
-    return out
 
 
 class Inputs(unittest.TestCase):
@@ -62,10 +39,10 @@ class Inputs(unittest.TestCase):
     def test_tensors_that_nobody_asks_for(self):
         more = {"ids": ("U32", [2], [1, 2]), "n": ("U16", [1], [3]), "big": ("U64", [1], [4]), "w": ("F8_E4M3", [3], [1, 2, 3]), "x": ("BF8", [5], [1] * 5)}
         self.partials(**more)
-        self.assertEqual(self.merge(self.a, self.b)["out"], ("F32", [1.0, 2.0]))
+        self.assertEqual(self.merge(self.a, self.b)["out"], ("F32", [1, 1, 2], [1.0, 2.0]))
         f = ("F32", [1, 1, 2], [1.0, 2.0])
         write(self.a, q=f, k=f, v=f, **more)
-        self.assertEqual(self.attend()["out"], ("F32", [1.0, 2.0]))
+        self.assertEqual(self.attend()["out"], ("F32", [1, 1, 2], [1.0, 2.0]))
 
     def test_types_asked_for(self):
         """The types that are named are those that are taken."""
@@ -91,9 +68,9 @@ class Inputs(unittest.TestCase):
         self.assertEqual(self.merge(self.a, self.b), want)
         rc, text, err = run("merge", "--lse-base", "e", "--compare", self.out, self.a, self.b)
         self.assertEqual(rc, 0, text + err)
-        self.assertEqual(self.merge(self.a, self.b, "--out-dtype", "f16")["out"], ("F16", [1.0, 2.0]))
+        self.assertEqual(self.merge(self.a, self.b, "--out-dtype", "f16")["out"], ("F16", [1, 1, 2], [1.0, 2.0]))
         self.partials(lse=("F64", [1, 1], [-float("inf")]))
-        self.assertEqual(self.merge(self.a, self.b)["out"], ("F32", [0.0, 0.0]))
+        self.assertEqual(self.merge(self.a, self.b)["out"], ("F32", [1, 1, 2], [0.0, 0.0]))
         self.partials(out=("F64", [1, 1, 2], [1.0, 1e39]))
         self.assertIn("tensor 'out': element 1 is 1e+39, beyond the range of F32", self.merge(self.a, self.b, rc=1))
         f = ("F32", [1, 1, 2], [1.0, 2.0])
@@ -105,10 +82,10 @@ class Inputs(unittest.TestCase):
         v = 1.0 + 2.0**-20
         q, half, full = ("F32", [1, 1, 2], [1.0, 2.0]), ("F16", [1, 1, 2], [1.0, 2.0]), ("F32", [1, 1, 2], [v, 2.0])
         write(self.a, q=q, k=half, v=full)
-        self.assertEqual(self.attend()["out"], ("F32", [v, 2.0]))
-        self.assertEqual(self.attend("--kv-dtype", "f16")["out"], ("F32", [1.0, 2.0]))
+        self.assertEqual(self.attend()["out"], ("F32", [1, 1, 2], [v, 2.0]))
+        self.assertEqual(self.attend("--kv-dtype", "f16")["out"], ("F32", [1, 1, 2], [1.0, 2.0]))
         write(self.a, q=q, k=full, v=half)
-        self.assertAlmostEqual(self.attend()["lse"][1][0], (v + 4.0) / 2.0**0.5, delta=2e-7)
+        self.assertAlmostEqual(self.attend()["lse"][2][0], (v + 4.0) / 2.0**0.5, delta=2e-7)
 
     def test_one_of_a_kind(self):
         self.partials(lse=("F32", [1, 1], [-float("inf")]))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of what the command prints and what `make install` puts down; test_cli.py runs them."""
-import json, os, re, shutil, struct, subprocess, tempfile, unittest
+import json, os, re, shutil, subprocess, tempfile, unittest
+
+from tensor_files import write
 
 EXE = None  # set by test_cli.py
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -19,18 +21,6 @@ def environment(more=None):
 def run(*args, env=None, timeout=120, prefix=()):
     p = subprocess.run([*prefix, EXE, *args], capture_output=True, text=True, env=environment(env), timeout=timeout)
     return p.returncode, p.stdout, p.stderr
-
-
-def safetensors(path, tensors):
-    """tensors: name -> (shape, floats), all F32."""
-    header, data = {}, b""
-    for name, (shape, values) in tensors.items():
-        raw = struct.pack(f"<{len(values)}f", *values)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps(header).encode()
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + data)
 
 
 class Output(unittest.TestCase):
@@ -80,7 +70,7 @@ class Output(unittest.TestCase):
             self.assertRegex(run(*args, *more, env={"DCP_ATTN_DEBUG": "1"})[2], r"\.c:\d+\]")
 
     def test_attend_names_latent(self):
-        safetensors(self.path("in"), {"q": ([1, 1, 4], [0.0] * 4), "k": ([2, 1, 4], [0.0] * 8)})
+        write(self.path("in"), q=("F32", [1, 1, 4], [0.0] * 4), k=("F32", [2, 1, 4], [0.0] * 8))
         rc, _, err = run("attend", "-o", self.path("o"), self.path("in"))
         self.assertEqual(rc, 1)
         self.assertIn("'v'", err)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The command as a user meets it: exit codes, messages, help, environment. Usage: test_cli.py PATH/TO/dcp-attn [unittest options]"""
-import json, os, re, shutil, stat, struct, subprocess, sys, tempfile, time, unittest
+import json, os, re, shutil, stat, subprocess, sys, tempfile, time, unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -22,6 +22,7 @@ from output_cases import COMMANDS, Install, ModelOutput, Output  # noqa: run her
 import readme_cases
 readme_cases.EXE = EXE
 from readme_cases import Readme  # noqa: run here too
+from tensor_files import write
 
 
 def run(*args, env=None, timeout=60):
@@ -191,14 +192,7 @@ class Surroundings(unittest.TestCase):
 
     def test_types(self):
         path = os.path.join(self.dir, "in")
-        kinds = {"out": ("F32", [1, 2, 4], 32), "lse": ("F32", [1, 2], 8), "kv_len": ("F32", [1], 4), "sink": ("I64", [2], 16)}
-        header, at = {}, 0
-        for name, (kind, shape, n) in kinds.items():
-            header[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, at + n]}
-            at += n
-        text = json.dumps(header).encode()
-        with open(path, "wb") as f:
-            f.write(struct.pack("<Q", len(text)) + text + bytes(at))
+        write(path, out=("F32", [1, 2, 4], [0.0] * 8), lse=("F32", [1, 2], [0.0] * 2), kv_len=("F32", [1], [0.0]), sink=("I64", [2], [0, 0]))
         rc, _, err = run("merge", "--lse-base", "e", "-o", self.out, path)
         self.assertEqual(rc, 1)
         self.assertIn(path, err)
