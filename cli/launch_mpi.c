@@ -187,9 +187,12 @@ int launch_failed_early(int rc, const char *text, bool is_said)
     const char *name = NULL;
     int size = 0;
     const dcp_mpi_module *mpi = NULL;
-    const bool is_alone = has_begun || !launch_mpi_env(&name, &size) || size == 1 ||
-                          load_module(name, RTLD_GLOBAL, &mpi) != DCP_OK ||
-                          init_in_time(mpi, 0.0) != DCP_OK;
+    const bool has_launcher = !has_begun && launch_mpi_env(&name, &size) && size != 1;
+    const bool is_mute = has_launcher && load_module(name, RTLD_GLOBAL, &mpi) != DCP_OK;
+    /* Without a module nobody can be told, and each would say what all have found. The first says
+     * its own failure, or that the module cannot be loaded. */
+    if (is_mute && !launch_mpi_env_is_first()) return rc;
+    const bool is_alone = !has_launcher || is_mute || init_in_time(mpi, 0.0) != DCP_OK;
     dcp_group *g = NULL;
     if (is_alone || mpi->world_size() == 1 || mpi->create_world(NULL, &g) != DCP_OK) {
         if (!is_said && text != NULL) fprintf(stderr, "dcp-attn: %s\n", message_plain(text));

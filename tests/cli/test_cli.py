@@ -252,6 +252,19 @@ class Surroundings(unittest.TestCase):
         for rc, out, err in mpi_runs("-n", "2", EXE, "tokenize", "-m", "/nowhere.gguf", "-p", "a"):
             self.assertEqual((rc, err.count("nowhere")), (1, 1), err)
 
+    def test_no_module_to_meet_with(self):
+        """Ranks that cannot tell each other what is wrong: one text all the same, and it is said even if only another than the first has it."""
+        nowhere = ["env", "DCP_ATTN_MODULE_DIR=/nowhere"]
+        bench = [EXE, "bench", "merge", "--shape", "1,1,1"]
+        for bad, said in (([*bench, "--isa", "foo"], "--isa: 'foo' is not right"), ([EXE, "generate", "-m", "/nowhere.gguf", "-p", "a"], "cannot open '/nowhere.gguf'"),
+                          (bench, "is neither beside the command nor in ../lib/dcpattn")):
+            for rc, out, err in mpi_runs("-n", "3", *nowhere, *bad):
+                self.assertNotEqual(rc, 0)
+                self.assertEqual((out, len(re.findall("^dcp-attn", err, re.M)), err.count(said)), ("", 1, 1), err)
+        for rc, out, err in mpi_runs("-n", "1", *nowhere, *bench, ":", "-n", "2", *nowhere, *bench, "--isa", "foo"):
+            self.assertNotEqual(rc, 0)
+            self.assertEqual(err.count("dcp-attn: "), 1, err)
+
     def test_fault_point(self):
         rc, _, err = run("merge", "--lse-base", "e", "-o", self.out, *TWO_FILES, env={"DCP_ATTN_FAULT": "kill:mergers:0"})
         self.assertEqual(rc, 1)
