@@ -3,11 +3,9 @@
  * in its caches; contestants begin in another order each round, so that noise hits all alike. */
 #include "cli/bench_merge.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/alloc_priv.h"
 #include "base/clock_priv.h"
@@ -187,35 +185,14 @@ static void fill_args(const struct bench *b, dcp_merge_args *a)
     a->merged_lse = b->merged_lse;
 }
 
-/* MPI's blocking all-reduce, which the published forms use here, knows no deadline: should a rank
- * be missing in it, this ends the bench instead of leaving it hanging. */
-static void end_hung_allreduce(int signal_number)
-{
-    static const char text[] =
-        "dcp-attn bench: MPI_Allreduce did not return within four deadlines: a rank is missing or "
-        "stopped; the bench ends\n";
-    (void)signal_number;
-    (void)!write(STDERR_FILENO, text, sizeof(text) - 1);
-    _exit(EXIT_FAILED);
-}
-
-static void watch(const struct bench *b, const struct contestant *k, bool begins)
-{
-    if (!k->row.is_published || strcmp(dcp_group_kind(b->g), "mpi") != 0) return;
-    if (begins) (void)signal(SIGALRM, end_hung_allreduce);
-    (void)alarm(begins ? (unsigned)(4.0 * dcp_group_deadline(b->g)) + 1 : 0);
-}
-
 static dcp_status time_merge(struct bench *b, struct contestant *k, struct bench_turn *turn_out)
 {
     dcp_merge_args args = DCP_MERGE_ARGS_INIT;
     fill_args(b, &args);
-    watch(b, k, true);
     DCP_TRY(write_and_meet(b));
     turn_out->begin = dcp__now_ns();
     DCP_TRY(dcp_merge_run(k->merge, &args, NULL));
     turn_out->end = dcp__now_ns();
-    watch(b, k, false);
     return DCP_OK;
 }
 

@@ -10,6 +10,7 @@
 #include "base/status_priv.h"
 #include "cli/bench_machine.h"
 #include "cli/bench_merge.h"
+#include "cli/bench_watch.h"
 #include "cli/common.h"
 #include "cli/json_out.h"
 #include "cli/launch.h"
@@ -468,7 +469,10 @@ static int bench_rank_main(dcp_group *g, void *ctx)
 {
     const struct bench_values *v = ctx;
     struct results all = {.load_before = bench_load(), .cpus_usable = dcp__cpu_usable()};
-    const dcp_status st = bench_shapes(g, v, &all);
+    struct bench_watch *watch = NULL;
+    dcp_status st = bench_watch_start(g, &watch, &all.is_told);
+    if (st == DCP_OK) st = bench_shapes(g, v, &all);
+    bench_watch_stop(watch);
     int rc = EXIT_DONE;
     if (st != DCP_OK) {
         rc = all.is_told ? EXIT_FAILED : rank_failed(g, st);

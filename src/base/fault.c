@@ -35,9 +35,10 @@ static const struct {
 
 /* Every point that code passes. A name that no code passes would test nothing. */
 static const char *const points[] = {
-    "record",      "barrier", "exchange", "exchange_wait", "allreduce",   "allgather",
-    "gather_cols", "alloc",   "split",    "join_create",   "join_locked", "join",
-    "attend",      "merge",   "start",    "prompt",        "token",       "work",
+    "record",      "barrier",     "exchange", "exchange_wait", "allreduce",
+    "allgather",   "gather_cols", "alloc",    "split",         "join_create",
+    "join_locked", "join",        "attend",   "merge",         "start",
+    "prompt",      "token",       "work",     "mpi_allreduce",
 };
 enum { N_POINTS = sizeof(points) / sizeof(points[0]) };
 

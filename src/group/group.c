@@ -283,6 +283,11 @@ dcp_status dcp__group_exchange_wait(dcp_group *g, unsigned slot)
     return dcp__group_leave_call(g, DCP__CALL_EXCHANGE, g->ops->exchange_wait(g, slot));
 }
 
+int64_t dcp__group_unguarded_since(const dcp_group *g)
+{
+    return atomic_load_explicit(&g->unguarded_ns, memory_order_acquire);
+}
+
 dcp_status dcp__group_allreduce_f32(dcp_group *g, float *buf, size_t n)
 {
     DCP_TRY(dcp__group_enter_call(g, DCP__CALL_ALLREDUCE));

@@ -109,6 +109,7 @@ struct dcp_group {
     int n_hosts;
     int *host_of; /* [size], in order of first rank. Ranks of one host see each other's memory. */
     enum dcp__call call;
+    _Atomic int64_t unguarded_ns;    /* dcp__group_unguarded_since */
     struct dcp__local_alloc *allocs; /* where ranks do not share memory, or are threads */
     void *scratch;                   /* [size][DCP__RECORD_MAX]: a record of everybody */
     void *outer;                     /* of a transport that wraps another one (mpi over shm) */

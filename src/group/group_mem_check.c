@@ -67,6 +67,13 @@ bool dcp__process_start(int pid, uint64_t *start_ticks_out)
     return read_proc_stat(pid, &state, start_ticks_out);
 }
 
+char dcp__process_state(int pid)
+{
+    char state;
+    uint64_t start_ticks;
+    return read_proc_stat(pid, &state, &start_ticks) ? state : '\0';
+}
+
 bool dcp__process_is_gone(int pid, uint64_t start_ticks)
 {
     char state;

@@ -23,6 +23,7 @@ static const struct dcp__group_module module = {
     .poison_at = dcp__group_poison_at,
     .poison_status = dcp__group_poison_status,
     .call_name = dcp__call_name,
+    .fault_point = dcp__fault_point,
     .wait_next = dcp__wait_next,
     .local_alloc = dcp__local_alloc,
     .local_free = dcp__local_free,

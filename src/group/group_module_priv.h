@@ -56,6 +56,7 @@ struct dcp__group_module {
     dcp__poison_at_fn *poison_at;
     dcp_status (*poison_status)(dcp_group *g);
     const char *(*call_name)(uint32_t call);
+    void (*fault_point)(const dcp_group *g, const char *point);
     enum dcp__wait_step (*wait_next)(struct dcp__wait *w, unsigned spin_rounds);
     dcp_status (*local_alloc)(dcp_group *g, size_t n_bytes, void **ptr_out);
     void (*local_free)(dcp_group *g, void *ptr);

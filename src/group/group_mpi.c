@@ -289,7 +289,8 @@ static dcp_status mpi_exchange_wait(dcp_group *g, unsigned slot)
 /* Open MPI's nonblocking all-reduce is 1.6 to 2.5 times slower than its blocking one (N = 2, 1 to
  * 64 tokens of 96 x 512), so a bench that compares with it would flatter us. The blocking call has
  * no deadline, though, so it is taken only where DCP_ATTN_MPI_BLOCKING=1 asks for it, as `bench
- * merge` does, and after a record, so that all ranks have at least come. */
+ * merge` does, and after a record, so that all ranks have at least come. Since when is written down
+ * for a watcher: a program that asks for this can end itself, the library cannot. */
 static bool wants_blocking(void)
 {
     const char *const text = getenv("DCP_ATTN_MPI_BLOCKING");
@@ -305,7 +306,10 @@ dcp_status dcp__mpi_allreduce(dcp_group *g, MPI_Comm comm, float *buf, size_t n)
     for (size_t at = 0; at < n; at += most) {
         const int piece = (int)(n - at < most ? n - at : most);
         if (is_blocking) {
+            atomic_store_explicit(&g->unguarded_ns, lib()->now_ns(), memory_order_release);
+            lib()->fault_point(g, "mpi_allreduce");
             const int rc = MPI_Allreduce(MPI_IN_PLACE, buf + at, piece, MPI_FLOAT, MPI_SUM, comm);
+            atomic_store_explicit(&g->unguarded_ns, (int64_t)0, memory_order_release);
             if (rc != MPI_SUCCESS) return poison_mpi(g, "MPI_Allreduce failed", rc);
             continue;
         }

@@ -48,6 +48,13 @@ dcp_status dcp__group_exchange_wait(dcp_group *g, unsigned slot); /* with the de
  * the published baseline only. */
 dcp_status dcp__group_allreduce_f32(dcp_group *g, float *buf, size_t n);
 
+/* Since when (dcp__now_ns) this rank has been in a call that knows no deadline, which is MPI's
+ * blocking all-reduce alone (DCP_ATTN_MPI_BLOCKING=1); 0 = it is in none. Any thread may ask. */
+int64_t dcp__group_unguarded_since(const dcp_group *g);
+/* State letter of a process of this host as /proc has it (T: stopped, Z: ended); 0 where there is
+ * none, or no /proc. */
+char dcp__process_state(int pid);
+
 /* Where ptr lies in the group's own allocations: an id that is the same on all ranks and the offset
  * in this rank's part; false if it does not lie in one that its peers can see. The range [ptr, ptr
  * + n_bytes) must lie inside whole. In a threads group, and where a host is one rank, every address
