@@ -18,6 +18,7 @@ struct bench_row {
     dcp_merge_algo algo;
     bool is_published; /* a form of the published merge: what the others are compared with */
     bool has_run;      /* false: only created (iters = 0) */
+    const char *order; /* in which it sums */
     struct bench_times time;
     int64_t workspace_bytes, peak_extra_bytes; /* largest of the ranks */
     int64_t pss_growth_bytes, resident_growth_bytes;
@@ -27,6 +28,8 @@ struct bench_row {
 struct bench_case {
     int64_t n_tokens, n_heads, dim;
     dcp_dtype dtype;
+    dcp_dtype wire; /* of what alltoall sends; DCP_DTYPE_DEFAULT = dtype */
+    dcp_merge_order order;
     dcp_cut cut;
     bool in_place;
     size_t workspace_limit_bytes;

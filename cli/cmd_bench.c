@@ -26,13 +26,13 @@ struct bench_values {
     uint64_t min_bytes, max_bytes, memory;
     double factor, seconds;
     int64_t heads, dim, iters;
-    int cut;
+    int cut, order, wire;
     bool in_place, json;
     /* read from the texts */
     int n_shapes, n_types;
     int64_t shape[MAX_SHAPES][3];
     dcp_dtype types[MAX_TYPES];
-    bool wanted[BENCH_MAX_ALGOS];
+    bool wanted[BENCH_MAX_ALGOS], named[BENCH_MAX_ALGOS];
 };
 
 #define AT(field) offsetof(struct bench_values, field)
@@ -53,6 +53,12 @@ static const struct option_def bench_options[] = {
      "types of partial and result: f32, bf16, f16 (default f32)"},
     {"cut", 0, OPT_ENUM, AT(cut), NULL, 0, 0, "heads|tokens|none",
      "how the result is spread (default heads)"},
+    {"order", 0, OPT_ENUM, AT(order), NULL, 0, 0, "auto|rank|any",
+     "rank leaves out what sums in another order (default auto: as any, nothing; the published "
+     "forms always run)"},
+    {"wire-dtype", 0, OPT_ENUM, AT(wire), NULL, 0, 0, DTYPE_CHOICES,
+     "type of payloads between ranks (default auto: --dtype's; else narrower); for alltoall alone, "
+     "as in merge"},
     {"in-place", 0, OPT_FLAG, AT(in_place), NULL, 0, 0, NULL,
      "the result goes into the own slice of the partial (default contiguous)"},
     {"iters", 0, OPT_INT, AT(iters), "N", 0, 2000, NULL,
@@ -206,13 +212,39 @@ static bool read_algos(struct bench_values *v, char *item, size_t n_bytes)
             continue;
         }
         if (!dcp_merge_algo_parse(item, &a) || (int)a >= BENCH_MAX_ALGOS) return false;
-        v->wanted[a] = true;
+        v->wanted[a] = v->named[a] = true;
     }
     for (int a = 1; a < BENCH_MAX_ALGOS; a++) {
         const bool exists = strcmp(dcp_merge_algo_name((dcp_merge_algo)a), "?") != 0;
         if (exists && (wants_all || bench_is_published((dcp_merge_algo)a))) v->wanted[a] = true;
     }
     return true;
+}
+
+/* What merge refuses, too: an order that a named algorithm does not have, a type on the wire that
+ * is no narrower. True, and said. */
+static bool is_refused(const struct bench_values *v)
+{
+    for (int a = 1; v->order == DCP_MERGE_ORDER_RANK && a < BENCH_MAX_ALGOS; a++) {
+        if (!v->named[a] || a == DCP_MERGE_DIRECT || a == DCP_MERGE_ALLTOALL ||
+            bench_is_published((dcp_merge_algo)a))
+            continue;
+        (void)usage_error(&bench_command,
+                          "--order rank: --algo %s sums in another order; direct and alltoall keep "
+                          "rank order",
+                          dcp_merge_algo_name((dcp_merge_algo)a));
+        return true;
+    }
+    const dcp_dtype wire = (dcp_dtype)v->wire;
+    for (int t = 0; wire != DCP_DTYPE_DEFAULT && t < v->n_types; t++) {
+        if (wire == v->types[t] || dcp_dtype_bytes(wire) < dcp_dtype_bytes(v->types[t])) continue;
+        (void)usage_error(&bench_command,
+                          "--wire-dtype %s is neither the type of partials (--dtype %s) nor "
+                          "narrower",
+                          dcp_dtype_name(wire), dcp_dtype_name(v->types[t]));
+        return true;
+    }
+    return false;
 }
 
 /* ---- the report ---- */
@@ -291,6 +323,14 @@ static double bus_GBps(const struct result_row *r, int n_ranks)
     return algo_GBps(r) * (n_ranks - 1) / n_ranks;
 }
 
+/* The type of the payloads that an algorithm sends. */
+static const char *wire_name(const struct bench_values *v, const struct result_row *r)
+{
+    if (r->row.algo == DCP_MERGE_DIRECT) return "none";
+    if (r->row.algo != DCP_MERGE_ALLTOALL) return "f32";
+    return dcp_dtype_name(v->wire != 0 ? (dcp_dtype)v->wire : r->dtype);
+}
+
 static void jout_known(struct json_out *j, const char *key, bool is_known, double value)
 {
     jout_num(j, key, is_known ? value : (double)NAN);
@@ -329,6 +369,8 @@ static void print_json(dcp_group *g, const struct bench_values *v, const struct 
         jout_str(&j, "algo", dcp_merge_algo_name(r->row.algo));
         jout_str(&j, "dtype", dcp_dtype_name(r->dtype));
         jout_str(&j, "cut", cuts[v->cut]);
+        jout_str(&j, "order", r->row.order);
+        jout_str(&j, "wire_dtype", wire_name(v, r));
         jout_bool(&j, "in_place", v->in_place);
         jout_bool(&j, "published", r->row.is_published);
         jout_int(&j, "iterations", r->n_iters);
@@ -448,6 +490,8 @@ static dcp_status bench_shapes(dcp_group *g, const struct bench_values *given, s
                                    .n_heads = v.shape[i][1],
                                    .dim = v.shape[i][2],
                                    .dtype = v.types[t],
+                                   .wire = (dcp_dtype)v.wire,
+                                   .order = (dcp_merge_order)v.order,
                                    .cut = (dcp_cut)v.cut,
                                    .in_place = v.in_place,
                                    .workspace_limit_bytes = (size_t)v.memory,
@@ -514,6 +558,7 @@ static int bench_merge(int argc, char **argv)
                            "--algo: '%s' in '%s' is not right: some of all|" ALGO_CHOICES
                            "|allreduce-temp",
                            item, v.algos);
+    if (is_refused(&v)) return EXIT_USAGE;
     if (v.in_place && v.cut == DCP_CUT_NONE)
         return usage_error(&bench_command, "--in-place needs --cut heads or tokens");
     if (v.shapes == NULL && v.min_bytes > v.max_bytes)

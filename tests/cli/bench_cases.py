@@ -59,6 +59,16 @@ class Bench(unittest.TestCase):
             rows = self.bench("-n", "2", "--shape", "3,4,32", *args)
             self.assertEqual({r["in_place"] for r in rows}, {"--in-place" in args})
 
+    def test_order_and_wire(self):
+        """As of merge: rank order leaves others out, and the type of messages is of alltoall alone."""
+        self.assertIn("halving", {r["algo"] for r in self.bench("-n", "2", "--shape", "3,4,32", "--order", "any")})
+        rows = self.bench("-n", "3", "--comm", "threads", "--shape", "3,4,32", "--order", "rank", "--wire-dtype", "bf16")
+        self.assertEqual({r["algo"]: (r["order"], r["wire_dtype"]) for r in rows if r["algo"][:9] != "allreduce"},
+                         {"direct": ("rank", "none"), "alltoall": ("rank", "bf16")})
+        self.assertEqual({(r["order"], r["wire_dtype"]) for r in rows if r["algo"][:9] == "allreduce"}, {("transport's", "f32")})
+        rows = self.bench("-n", "2", "--shape", "3,4,32", "--dtype", "f32,f16", "--wire-dtype", "f16", "--algo", "alltoall")
+        self.assertEqual({r["dtype"]: r["wire_dtype"] for r in rows if r["algo"] == "alltoall"}, {"f32": "f16", "f16": "f16"})
+
     def test_sizes(self):
         rows = self.bench("-n", "2", "--algo", "direct", "--min-bytes", "4K", "--max-bytes", "64K", "--factor", "4", "--heads", "4", "--dim", "64")
         self.assertEqual([r["shape"][0] for r in rows if r["algo"] == "direct"], [4, 16, 64])
@@ -133,7 +143,9 @@ class Bench(unittest.TestCase):
                            (["--algo", "fast"], "'fast'"), (["--in-place", "--cut", "none"], "--in-place"),
                            (["--min-bytes", "2M", "--max-bytes", "1M"], "--max-bytes"), (["--shape", "999999999999,999999,999999"], "T x H x D"),
                            (["--shape", "1,4,4;"], "'1,4,4;'"), (["--shape", ";1,4,4"], "';1,4,4'"), (["--algo", "direct,"], "'direct,'"),
-                           (["--algo", "direct,,alltoall"], "''"), (["--dtype", "f32,"], "'f32,'"), (["--dtype", ",f32"], "',f32'"),
+                           (["--order", "rank", "--algo", "direct,halving"], "--order rank: --algo halving sums"), (["--order", "fast"], "'fast'"),
+                           (["--wire-dtype", "bf16", "--dtype", "f32,f16"], "--wire-dtype bf16 is neither the type of partials (--dtype f16) nor narrower"),
+                           (["--wire-dtype", "f32", "--dtype", "bf16"], "--wire-dtype f32"), (["--algo", "direct,,alltoall"], "''"), (["--dtype", "f32,"], "'f32,'"), (["--dtype", ",f32"], "',f32'"),
                            (["--shape", "9999999999999999999,4,4"], "T is 9999999999999999999"), (["--shape", "9999999999999,4,4"], "T is 9999999999999;"),
                            (["--shape", "1,0,4"], "H is 0"), (["--shape", "1,4,4", "--heads", "4"], "--heads"), (["--shape", "1,4,4", "--factor", "2"], "--factor")):
             rc, out, err = run("bench", "merge", *args)
