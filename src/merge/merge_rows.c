@@ -127,10 +127,20 @@ static struct ahead ahead_of_start(const struct dcp__merge_block *b, int64_t n)
     return (struct ahead){b->t_begin + n / width, b->h_begin + n % width};
 }
 
-/* From here on a result of one call is stored past the caches: it would not stay in a core's own
- * cache, and ordinary stores fetch every line first. Measured, contiguous result, N = 2: 0.6 times
- * the time at 4 and 8 MB. A smaller one is left where its reader will look for it. */
-static const int64_t nt_bytes = (int64_t)4 << 20;
+/* From here on a result of one call is stored past the caches: it would not stay near, and ordinary
+ * stores fetch every line first. A smaller one is left where its reader will look for it, and is
+ * stored where its lines still are: a streaming store has to push those out. Measured, f32, N = 2,
+ * (T, 64, 128), contiguous; us of direct in shared memory, streamed / not, where between two calls
+ * the result was left alone, read, or written by something else:
+ *
+ *   result     4 MiB       8             12            16
+ *   left       500 / 462   1020 / 1055   1577 / 1827   2186 / 2618
+ *   read       510 / 480   1007 / 960    1547 / 1582   2135 / 2576
+ *   written    731 / 480   1088 / 987    -             2077 / 2524
+ *
+ * alltoall over MPI without shared memory: 1475 / 1096 at 4 MiB, 2529 / 2370 at 8 (written), 3480 /
+ * 3596 at 12 (read), 4528 / 4886 at 16 (read). */
+static const int64_t nt_bytes = (int64_t)10 << 20;
 
 /* Streaming kernels where they may and pay: a large result of aligned rows, not in place. */
 static bool streams(const struct dcp__merge_math *math, const struct dcp__merge_src *srcs,
