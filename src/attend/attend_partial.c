@@ -10,7 +10,7 @@
  *
  *         local index    base      base + S    base + 2 S
  *         visible         |--|--------|------------|------|    3 items; each sums its own keys:
- *                             s = 0       s = 1      s = 2     split_out[row][s], split_lse[row][s]
+ *                             s = 0       s = 1      s = 2     split_out[s][row], split_lse[s][row]
  *
  * then the splits of a row are merged in order by the merge's own kernels. Splitting costs D sums
  * a split and row, against S * (Dk + D) products in it. Where memory for the splits of a tile is
@@ -192,16 +192,17 @@ static void attend_job(const struct partial_ctx *ctx, const struct dcp__attend_s
     };
     job.q = job_queries(a, row, n_rows, h, n_heads, thread, &job.q_token_stride);
     if (seg->split.n > 1) {
-        const int64_t per_row = tile->max_splits;
-        const int64_t at = (row * all_heads + h - ctx->pair0) * per_row + split;
+        /* A split's rows together: with splits in between, rows of 512 values 32 KiB apart fall
+         * into four sets of L2. */
+        const int64_t at = split * ctx->n_pairs + row * all_heads + h - ctx->pair0;
         job.key_begin = seg->split.begin + split * seg->split.keys;
         job.key_end = job.key_begin + seg->split.keys;
         job.out = a->split_out + at * dv;
-        job.out_token_stride = all_heads * per_row * dv;
-        job.out_head_stride = per_row * dv;
+        job.out_token_stride = all_heads * dv;
+        job.out_head_stride = dv;
         job.lse = a->split_lse + at;
-        job.lse_token_stride = all_heads * per_row;
-        job.lse_head_stride = per_row;
+        job.lse_token_stride = all_heads;
+        job.lse_head_stride = 1;
     }
     a->kernels.attn[seg->seq->view->dtype](&job);
     if (thread == 0 && tile->progress != NULL) tile->progress(tile->progress_ctx);
@@ -254,7 +255,7 @@ static void merge_splits_item(void *ctx_ptr, int64_t item, int thread)
         is_bad[k] = false;
         if (n_splits[k] == 1) continue; /* written in place by its item */
         for (int64_t p = 0; p < n_splits[k]; p++) {
-            const float x = a->split_lse[(begin + k) * per_row + p];
+            const float x = a->split_lse[p * ctx->n_pairs + begin + k];
             lse[p * DCP__MERGE_ROWS + k] = isfinite(x) ? x : -INFINITY;
             if (!isfinite(x) && !(x < 0.0f)) is_bad[k] = true;
         }
@@ -267,7 +268,7 @@ static void merge_splits_item(void *ctx_ptr, int64_t item, int thread)
         int n_parts = 0;
         for (int64_t p = 0; p < n_splits[k]; p++) {
             if (!(weights[p * DCP__MERGE_ROWS + k] > 0.0f)) continue;
-            parts[n_parts] = a->split_out + ((begin + k) * per_row + p) * dv;
+            parts[n_parts] = a->split_out + (p * ctx->n_pairs + begin + k) * dv;
             w[n_parts++] = weights[p * DCP__MERGE_ROWS + k];
         }
         const int64_t pair = ctx->pair0 + begin + k;
