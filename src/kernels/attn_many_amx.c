@@ -13,17 +13,19 @@
  * Up to 256 rows ("late", what absorbed MLA decodes with) keys are the more, else rows:
  *
  *     late: item by item, pair by pair in it           else: pair by pair, item by item in it
- *     K   natural rows, in L1 for all pairs; rows to   packed to tiles at the block's start, read
- *         come go to L2 at the pace of all products    at memory's speed for all pairs
+ *     K   natural rows, in L1 for all pairs            packed to tiles at the block's start, for
+ *                                                      all pairs
  *     P   [16 rows][32 keys], an A tile: P^T turned    [16 key pairs][16 rows][2], a B tile: two
  *                                                      rows of S^T, weighted, interleaved
  *     V   [16 key pairs][16 dims][2], a B tile: 1      [16 dims][32 keys], an A tile: V^T, 5
  *         shuffle per 64 bytes; columns of 32 dims,    shuffles per 64 bytes, in the first pair
- *         16 KiB in L1, each made under the last
+ *         16 KiB in L1, made 3 steps ahead of the
+ *         first pair's products
  *     O   += P V, at the block's end                   += V^T P^T, a dim tile at a time under the
  *                                                      items of the next pair, P in L1
  *
- * Both add the same products in the same order: which is taken changes no bit.
+ * Both add the same products in the same order: which is taken changes no bit. Rows of the next
+ * block go to L2 meanwhile, a few lines at a time.
  *
  * The maximum: none is computed. A row's reference is an integer and stays as long as the weights
  * of an item sum to less than 2^40; else (and at a row's first keys) it is moved to the item's
@@ -44,17 +46,18 @@
  *
  * Speed (an AMX server of 2.6 GHz, one thread, bench_attn, 4,096 keys from memory, q in bf16),
  * share of the 2.66 TFLOP/s that products reach on random tiles:
- *     128/128, 256 tokens of 4 heads 0.43, 512 of 8 0.41; q in two parts 0.34
- *     MLA 576/512 of 96 heads: 1 token 0.34 to 0.37, 2 tokens 0.47 to 0.50; q in two
- *     parts 0.28, 0.36
- * What is left, each tried alone: QK from L2 takes 7 to 8 ns a product where 6 is the peak; a
- * softmax is free under two products for each pair of keys and costs its own time under one for
- * two, as vectors have one of two ports while tiles run. MLA from L2 alone takes 28 cycles a
- * product where 16 is the peak: a product reads 8 lines of q or P and, of O, up to 4 from L2, at
- * some 2.4 cycles each, and keys from memory, at one token, come on top (60 us a block, 50 from
- * L2). What did not help: packing keys in front of their products, in blocks or items; q to L1 one
- * to three steps ahead (0.9 of the speed); columns of 64 dims, packed under the last row tile;
- * blocks of 128 keys.
+ *     128/128, 256 tokens of 4 heads 0.45, 512 of 8 0.43; q in two parts 0.35
+ *     MLA 576/512 of 96 heads: 1 token 0.42, 2 tokens 0.57; q in two parts 0.37, 0.45
+ * What is left. A 2 x 2 step with K in L1 and q streaming takes 64 to 70 cycles for 4 products, so
+ * QK alone is near its peak; around each item come some 300 cycles (4 tiles out, two sums, two
+ * transpositions). 128/128: two chains of products with V, of 52 cycles a product and chain, take
+ * 416 cycles for 256 of work; with four chains the softmax of every other item is bare: no gain;
+ * nor from QK and PV in one loop, 6 chains. MLA: a block takes 31 us from L2 (products 20) and 45
+ * from memory, whose 4,608 lines take places that tiles from L2 want. The hardware fetches ahead
+ * only behind runs of 9 lines and more: leaving out every second line takes a tenth longer. What
+ * did not help either: packing keys in front of their products, in blocks or items; q to L1 one to
+ * three steps ahead (0.9 of the speed); columns of 64 dims; blocks of 128 or 512 keys; all lines
+ * ahead under scores, or under values; two blocks a column, O still in L1.
  *
  * Files: attn_many_soft_amx.h softmax and values' tiles, attn_many_loops_amx.h the products.
  * Limits: passes of dcp__attn_amx_rows_most rows. Scratch per dcp__attn_amx_many_bytes. */
@@ -100,6 +103,7 @@ static void find_block(struct many *m, int64_t begin)
         const struct amx_keys v = amx_natural_keys(&m->a, at, true);
         if (v.at != NULL) touch(v, m->a.v_steps);
     }
+    ahead_from(m, begin + KEYS);
     m->part = 0;
     m->n_parts_v = KEY_STEPS * 2 * m->a.v_steps;
     /* All under the scores of the first pair, whose values are the first to want it. */
@@ -111,28 +115,24 @@ static void find_item(struct many *m, int64_t begin, int sub)
 {
     const int64_t k_bytes = AMX_GROUP * m->a.k_steps * TILE_ROW_BYTES;
     const int n = SUB_KEYS / AMX_GROUP;
-    const int64_t next = begin + (sub + 1) * SUB_KEYS;
     m->k_step = TILE_ROW_BYTES;
     for (int i = 0; i < n; i++) {
         const int64_t at = begin + sub * SUB_KEYS + i * AMX_GROUP;
         m->k[sub * n + i] = amx_find_keys(&m->a, at, false, true, m->k_stage + i * k_bytes);
     }
-    if (m->ahead.key >= next) return;
-    m->ahead.key = next; /* what is used up needs no fetching */
-    m->ahead.is_value = false;
-    ahead_find(m);
+    ahead_from(m, begin + (sub + 1) * SUB_KEYS);
 }
 
-/* Lines spread evenly over all products of a block, those with V included: memory never rests. In
- * the first block it is behind. */
+/* Lines spread evenly over a block: late over all products, those with V included, else over items.
+ * Late, the first come while q is packed. */
 static void ahead_begin(struct many *m)
 {
-    const int64_t units =
-        amx_div_up(m->n_tiles, 2) * (N_SUBS * m->a.k_steps + KEY_STEPS * m->a.v_steps);
+    const int64_t a_pair = m->is_late ? N_SUBS * m->a.k_steps + KEY_STEPS * m->a.v_steps : N_SUBS;
     const bool has_value = !amx_is_latent(&m->a);
     const int64_t lines = KEYS * (m->a.k_steps + (has_value ? m->a.v_steps : 0));
-    m->ahead = (struct ahead){.key = INT64_MIN, .has_value = has_value};
-    m->ahead.a_step = amx_div_up(lines * FRACTION, units);
+    m->ahead = (struct ahead){.key = m->a.lo / KEYS * KEYS, .has_value = has_value};
+    ahead_find(m);
+    m->ahead.a_step = amx_div_up(lines * FRACTION, amx_div_up(m->n_tiles, 2) * a_pair);
 }
 
 /* at[16], relative to begin, kept in the item. */
@@ -234,6 +234,7 @@ static void attend_block(struct many *m, int64_t begin)
             const bool is_due = due_d < end;
             if (is_due) make_values(m, m->n_parts_v);
             next_item(m, begin, pair, n_tiles, sub, &items, is_due ? due : NULL, due_d);
+            do_ahead(m);
             if (is_due) {
                 add_values(m, due, due_d + 1, end);
                 due_d = end;
@@ -280,43 +281,64 @@ static void attend_block_late(struct many *m, int64_t begin)
 
 /* ---- a pass ---- */
 
-/* q of a row tile as B tiles [16 dim pairs][16 rows][2], the two parts of every step together. */
-static void pack_q(const struct many *m, int64_t tile)
+/* q of a row tile as B tiles [16 dim pairs][16 rows][2], the two parts of every step together.
+ * False: n_parts is 1, and something is left for a second. */
+static bool pack_q(struct many *m, int64_t tile)
 {
     const int64_t dk = m->a.job->dk;
+    const int n = (int)attn_min(VF_LANES, m->n_rows - tile * VF_LANES);
     const vf sign = vf_set1(m->a.sign);
     char *at = m->q + tile * m->a.k_steps * m->n_parts * TILE_BYTES;
+    const float *rows[VF_LANES];
+    __m512i rest = _mm512_setzero_si512();
+    for (int i = 0; i < n; i++) rows[i] = amx_q_row(&m->a, m->row0 + tile * VF_LANES + i);
     for (int64_t d = 0; d < dk; d += AMX_STEP, at += m->n_parts * TILE_BYTES) {
         vf part[2][VF_LANES];
         for (int i = 0; i < VF_LANES; i++) {
-            const int64_t r = tile * VF_LANES + i;
             vf x[2] = {vf_set1(0.0f), vf_set1(0.0f)};
-            for (int j = 0; j < 2 && r < m->n_rows; j++) {
+            for (int j = 0; j < 2 && i < n; j++) {
                 const int64_t left = dk - d - j * VF_LANES;
-                const float *const q = amx_q_row(&m->a, m->row0 + r) + d + j * VF_LANES;
+                const float *const q = rows[i] + d + j * VF_LANES;
                 if (left > 0) x[j] = left >= VF_LANES ? vf_load(q) : vf_load_n(q, left);
                 x[j] = vf_mul(x[j], sign);
             }
+            rest = _mm512_or_si512(
+                rest, _mm512_or_si512(_mm512_castps_si512(x[0]), _mm512_castps_si512(x[1])));
             const __m512i high = (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]);
+            part[0][i] = _mm512_castsi512_ps(high);
+            if (m->n_parts == 1) continue;
             const __m256i halves[2] = {_mm512_castsi512_si256(high),
                                        _mm512_extracti64x4_epi64(high, 1)};
             for (int j = 0; j < 2; j++)
                 x[j] = _mm512_sub_ps(x[j], amx_words_f32(_mm512_cvtepu16_epi32(halves[j])));
-            part[0][i] = _mm512_castsi512_ps(high);
             part[1][i] = _mm512_castsi512_ps((__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]));
         }
+        if (m->n_parts == 1 && _mm512_test_epi32_mask(rest, _mm512_set1_epi32(0xffff)) != 0)
+            return false;
+        if (m->is_late) fetch_ahead(m, FIRST_LINES);
         for (int j = 0; j < m->n_parts; j++) {
             vf_transpose(part[j]);
             for (int i = 0; i < VF_LANES; i++)
                 _mm512_store_ps(at + j * TILE_BYTES + i * TILE_ROW_BYTES, part[j][i]);
         }
     }
+    return true;
+}
+/* Of all rows of the pass; in one part where bf16 holds every element. */
+static void pack_all_q(struct many *m)
+{
+    bool is_exact = true;
+    m->n_parts = 1;
+    for (int64_t tile = 0; tile < m->n_tiles && is_exact; tile++) is_exact = pack_q(m, tile);
+    if (is_exact) return;
+    m->n_parts = 2;
+    for (int64_t tile = 0; tile < m->n_tiles; tile++) (void)pack_q(m, tile);
 }
 
 static void begin_tile(struct many *m, int64_t tile)
 {
     struct row_tile *const t = m->tiles + tile;
-    *t = (struct row_tile){INT64_MAX, INT64_MIN, INT64_MIN, INT64_MAX};
+    *t = (struct row_tile){INT64_MAX, INT64_MIN, INT64_MIN, INT64_MAX, !m->is_late};
     for (int64_t i = tile * VF_LANES; i < (tile + 1) * VF_LANES; i++) {
         /* What is no row sees what the last one sees, with a q of 0. */
         const int64_t r = m->row0 + attn_min(i, m->n_rows - 1);
@@ -337,52 +359,75 @@ static void begin_tile(struct many *m, int64_t tile)
         m->sum_low[i] = 0.0f;
         m->weight_sum[i] = 0.0f;
     }
-    pack_q(m, tile);
 }
 
-static bool end_tile(const struct many *m, int64_t tile)
+/* 32 dims of a row from d on, x times by; what is infinite or NaN. + 0: a zero has no sign that
+ * other rows could have changed. */
+AMX_INLINE __mmask16 end_row(float *out, int64_t d, int64_t dv, vf x0, vf x1)
+{
+    const int64_t left = dv - d;
+    if (left >= AMX_STEP) {
+        vf_store(out + d, x0);
+        vf_store(out + d + VF_LANES, x1);
+    } else {
+        vf_store_n(out + d, x0, attn_min(left, VF_LANES));
+        if (left > VF_LANES) vf_store_n(out + d + VF_LANES, x1, left - VF_LANES);
+    }
+    return _mm512_fpclass_ps_mask(x0, 0x99) | _mm512_fpclass_ps_mask(x1, 0x99);
+}
+/* O to rows of out, times their factors; false: something in it is infinite or NaN. */
+static bool end_late_o(struct many *m, int64_t tile, int n, const float *factors)
+{
+    const int64_t dv = m->a.job->dv;
+    float *const o = m->o + tile * m->dim_tiles * 256;
+    __mmask16 bad = 0;
+    if (!m->tiles[tile].has_o) memset(o, 0, (size_t)(m->dim_tiles * TILE_BYTES));
+    for (int r = 0; r < n; r++) {
+        float *const out = amx_out_row(&m->a, m->row0 + tile * VF_LANES + r);
+        const vf by = vf_set1(factors[r]);
+        for (int64_t d = 0; d < dv; d += AMX_STEP) {
+            const float *const at = o + d / 16 * 256 + r * 16;
+            const vf x = vf_add(vf_mul(vf_load(at), by), vf_set1(0.0f));
+            const vf y = vf_add(vf_mul(vf_load(at + 256), by), vf_set1(0.0f));
+            const vf low = _mm512_shuffle_f32x4(x, y, 0x44); /* 0-3 8-11 4-7 12-15 */
+            const vf high = _mm512_shuffle_f32x4(x, y, 0xee);
+            bad |= end_row(out, d, dv, _mm512_shuffle_f32x4(low, low, 0xd8),
+                           _mm512_shuffle_f32x4(high, high, 0xd8));
+        }
+    }
+    return bad == 0;
+}
+/* The same of O^T. */
+static bool end_o(const struct many *m, int64_t tile, int n, vf factor)
+{
+    const int64_t dv = m->a.job->dv;
+    const float *const o = m->o + tile * m->dim_tiles * 256;
+    __mmask16 bad = 0;
+    for (int64_t d = 0; d < dv; d += AMX_STEP) {
+        vf x[2][VF_LANES]; /* [half][dim, then row] */
+        for (int h = 0; h < 2; h++) {
+            const float *const at = o + (d / 16 + h) * 256;
+            VF_UNROLL for (int i = 0; i < 16; i++) x[h][i] =
+                vf_add(vf_mul(vf_load(at + i * 16), factor), vf_set1(0.0f));
+            vf_transpose(x[h]);
+        }
+        for (int r = 0; r < n; r++)
+            bad |=
+                end_row(amx_out_row(&m->a, m->row0 + tile * VF_LANES + r), d, dv, x[0][r], x[1][r]);
+    }
+    return bad == 0;
+}
+
+static bool end_tile(struct many *m, int64_t tile)
 {
     const __m512 weights = _mm512_load_ps(m->weight_sum + tile * VF_LANES);
     const __mmask16 is_empty = _mm512_cmp_ps_mask(weights, _mm512_setzero_ps(), _CMP_EQ_OQ);
     const __m512 factor = _mm512_div_ps(
         _mm512_set1_ps(1.0f), _mm512_mask_blend_ps(is_empty, weights, _mm512_set1_ps(1.0f)));
     const int n = (int)attn_min(VF_LANES, m->n_rows - tile * VF_LANES);
-    const float *const o = m->o + tile * m->dim_tiles * 256;
     _Alignas(64) float factors[VF_LANES];
     _mm512_store_ps(factors, factor);
-    __mmask16 bad = 0;
-    for (int64_t d = 0; d < m->a.job->dv; d += AMX_STEP) {
-        /* [half][row or dim] */
-        vf x[2][VF_LANES];
-        for (int h = 0; h < 2; h++) {
-            const float *const at = o + (d / 16 + h) * 256;
-            VF_UNROLL for (int i = 0; i < 16; i++)
-            {
-                /* + 0: a zero has no sign that other rows could have changed */
-                const vf by = m->is_late ? vf_set1(factors[i]) : factor;
-                x[h][i] = vf_add(vf_mul(vf_load(at + i * 16), by), vf_set1(0.0f));
-                bad |= _mm512_fpclass_ps_mask(x[h][i], 0x99);
-            }
-            if (!m->is_late) vf_transpose(x[h]);
-        }
-        for (int r = 0; r < n; r++) {
-            vf y[2] = {x[0][r], x[1][r]};
-            if (m->is_late) {
-                const vf low = _mm512_shuffle_f32x4(y[0], y[1], 0x44); /* 0-3 8-11 4-7 12-15 */
-                const vf high = _mm512_shuffle_f32x4(y[0], y[1], 0xee);
-                y[0] = _mm512_shuffle_f32x4(low, low, 0xd8);
-                y[1] = _mm512_shuffle_f32x4(high, high, 0xd8);
-            }
-            float *const out = amx_out_row(&m->a, m->row0 + tile * VF_LANES + r) + d;
-            for (int h = 0; h < 2; h++) {
-                const int64_t left = m->a.job->dv - d - h * VF_LANES;
-                if (left >= VF_LANES)
-                    vf_store(out + h * VF_LANES, y[h]);
-                else if (left > 0)
-                    vf_store_n(out + h * VF_LANES, y[h], left);
-            }
-        }
-    }
+    bool is_good = m->is_late ? end_late_o(m, tile, n, factors) : end_o(m, tile, n, factor);
     for (int r = 0; r < n; r++) {
         const int64_t i = tile * VF_LANES + r;
         const double sum = (double)m->sum[i] + (double)m->sum_low[i];
@@ -392,9 +437,9 @@ static bool end_tile(const struct many *m, int64_t tile)
                    : (float)(((double)m->max[i] + log2(sum / (double)weight_up)) * m->a.unit);
         const bool is_low = m->max[i] == amx_no_max && m->row_lo[i] < m->row_hi[i];
         if (amx_is_huge(m->max[i]) || is_low) *lse = NAN;
-        if (!(*lse < INFINITY)) bad = 1;
+        if (!(*lse < INFINITY)) is_good = false;
     }
-    return bad == 0;
+    return is_good;
 }
 
 /* Regions of the scratch, or none where base is NULL; returns their size. */
@@ -412,8 +457,8 @@ static size_t carve(struct many *m, int64_t n_tiles, void *base)
     m->sum = amx_take(&at, lanes);
     m->sum_low = amx_take(&at, lanes);
     m->weight_sum = amx_take(&at, lanes);
-    m->q = amx_take(&at, n_tiles * m->a.k_steps * m->n_parts * TILE_BYTES);
-    m->vt = amx_take(&at, (m->is_late ? 4 : m->dim_tiles) * KEY_STEPS * TILE_BYTES);
+    m->q = amx_take(&at, n_tiles * m->a.k_steps * 2 * TILE_BYTES);
+    m->vt = amx_take(&at, (m->is_late ? 2 : m->dim_tiles) * KEY_STEPS * TILE_BYTES);
     m->o = amx_take(&at, n_tiles * m->dim_tiles * TILE_BYTES);
     if (!m->is_late) m->kp = amx_take(&at, KEYS * m->a.k_steps * TILE_ROW_BYTES);
     m->k_stage = amx_take(&at, SUB_KEYS * m->a.k_steps * TILE_ROW_BYTES);
@@ -435,7 +480,6 @@ size_t dcp__attn_amx_many_bytes(int64_t n_rows, int64_t dk, int64_t dv)
     m.a.k_steps = amx_div_up(dk, AMX_STEP);
     m.a.v_steps = amx_div_up(dv, AMX_STEP);
     m.dim_tiles = 2 * m.a.v_steps;
-    m.n_parts = 2;
     const int64_t rows = attn_min(n_rows, dcp__attn_amx_rows_most(dv));
     const int64_t n_tiles = amx_div_up(rows, VF_LANES);
     m.is_late = n_tiles <= LATE_TILES;
@@ -446,21 +490,6 @@ size_t dcp__attn_amx_many_bytes(int64_t n_rows, int64_t dk, int64_t dv)
     return n_bytes > late_bytes ? n_bytes : late_bytes;
 }
 
-/* Whether bf16 holds every element of q. */
-static bool is_q_exact(const struct amx_job *a)
-{
-    const int64_t dk = a->job->dk;
-    __mmask16 rest = 0;
-    for (int64_t r = 0; r < a->n_rows && rest == 0; r++) {
-        const float *const q = amx_q_row(a, r);
-        for (int64_t d = 0; d < dk; d += VF_LANES) {
-            const vf x = dk - d >= VF_LANES ? vf_load(q + d) : vf_load_n(q + d, dk - d);
-            rest |= _mm512_test_epi32_mask(_mm512_castps_si512(x), _mm512_set1_epi32(0xffff));
-        }
-    }
-    return rest == 0;
-}
-
 static bool attend_pass(struct many *m)
 {
     const struct dcp__attn_job *const job = m->a.job;
@@ -469,12 +498,13 @@ static bool attend_pass(struct many *m)
     m->part = m->n_parts_v = 0;
     carve(m, m->n_tiles, job->scratch);
     memset(m->a.zeros, 0, (size_t)(attn_max(m->a.k_steps, m->a.v_steps) * TILE_ROW_BYTES));
-    memset(m->o, 0, (size_t)(m->n_tiles * m->dim_tiles * TILE_BYTES));
+    if (!m->is_late) memset(m->o, 0, (size_t)(m->n_tiles * m->dim_tiles * TILE_BYTES));
     for (int64_t tile = 0; tile < m->n_tiles; tile++) begin_tile(m, tile);
     amx_set_hull(&m->a, m->row0 / job->n_group, (m->row0 + m->n_rows - 1) / job->n_group + 1);
+    ahead_begin(m);
+    pack_all_q(m);
     if (m->a.lo < m->a.hi) {
         tile_begin_all();
-        if (m->is_late) ahead_begin(m);
         for (int64_t at = m->a.lo / KEYS * KEYS; at < m->a.hi; at += KEYS)
             m->is_late ? attend_block_late(m, at) : attend_block(m, at);
         tile_end_all();
@@ -490,7 +520,6 @@ bool dcp__attn_amx_many(const struct dcp__attn_job *job)
     struct many m;
     amx_job_begin(&m.a, job);
     m.dim_tiles = 2 * m.a.v_steps;
-    m.n_parts = is_q_exact(&m.a) ? 1 : 2;
     const int64_t most = dcp__attn_amx_rows_most(job->dv);
     const int64_t n_passes = amx_div_up(m.a.n_rows, most);
     const int64_t rows =

@@ -26,27 +26,44 @@ static __attribute__((noinline)) void ahead_find(struct many *m)
     x->stride = keys.stride;
     x->n_lines = x->is_value ? m->a.v_steps : m->a.k_steps;
     x->row = 0;
+    x->line = 0;
 }
-static __attribute__((noinline)) void ahead_next_group(struct many *m)
+/* From key on: what is used up needs no fetching. */
+static void ahead_from(struct many *m, int64_t key)
+{
+    if (m->ahead.key >= key) return;
+    m->ahead.key = key;
+    m->ahead.is_value = false;
+    ahead_find(m);
+}
+static __attribute__((noinline)) void ahead_next_row(struct many *m)
 {
     struct ahead *const x = &m->ahead;
+    x->line = 0;
+    if (x->at != NULL) x->at += x->stride;
+    if (++x->row < AMX_GROUP) return;
     x->is_value = x->has_value && !x->is_value;
     if (!x->is_value) x->key += AMX_GROUP;
     ahead_find(m);
 }
-/* Once a step: with scores after 2, 4 or 8 products (a row tile or two, q in one part or two), with
- * values after 2 or 4. */
+/* Line by line: a row at once, 18 lines of MLA's, takes all 16 places for lines on their way into
+ * L1, and tiles wait (6% of the time). */
+AMX_INLINE void fetch_ahead(struct many *m, int n_lines)
+{
+    struct ahead *const x = &m->ahead;
+    for (; n_lines > 0; n_lines--) {
+        if (x->at != NULL) _mm_prefetch(x->at + x->line * TILE_ROW_BYTES, _MM_HINT_T1);
+        if (++x->line == x->n_lines) ahead_next_row(m);
+    }
+}
+/* Late, once a step: with scores after 2, 4 or 8 products (a row tile or two, q in one part or
+ * two), with values after 2 or 4; else once an item. */
 AMX_INLINE void do_ahead(struct many *m)
 {
     struct ahead *const x = &m->ahead;
-    for (x->due += x->a_step; x->due >= x->n_lines * FRACTION; x->due -= x->n_lines * FRACTION) {
-        if (x->at != NULL) {
-            for (int64_t i = 0; i < x->n_lines; i++)
-                _mm_prefetch(x->at + i * TILE_ROW_BYTES, _MM_HINT_T1);
-            x->at += x->stride;
-        }
-        if (++x->row == AMX_GROUP) ahead_next_group(m);
-    }
+    x->due += x->a_step;
+    fetch_ahead(m, (int)(x->due / FRACTION));
+    x->due %= FRACTION;
 }
 
 /* What is known when this is compiled. */
@@ -169,24 +186,39 @@ AMX_INLINE void values_block(struct many *m, const struct pair *pair, int64_t d,
 /* ---- the loops where the time goes ---- */
 
 /* Plain softmax (no mask, no cap), two row tiles, and so many pairs of keys after each product that
- * they come out even: what is counted is not asked for. K is packed (not late). State in registers
- * from end to end: with it in struct soft, or with more than these pointers alive,
- * compilers keep half of it on the stack. */
-struct steps {
-    const char *k0, *k1;
-    const char *q0, *q1;
-    int64_t n;
-};
+ * they come out even: what is counted is not asked for. State in registers from end to end: with it
+ * in a struct, or with more than these pointers alive, compilers keep half of it on the stack. */
 enum pace { PACE_HALF, PACE_1, PACE_2, PACE_4 };
+/* What is known when this is compiled. */
+struct hot {
+    enum pace pace;
+    bool is_exact, is_late;
+};
+/* The pace of 16 pairs under so many products: where none fits, HALF, which looks before it takes a
+ * pair, and HOT_END does the rest. */
+AMX_INLINE enum pace hot_pace(int64_t products)
+{
+    switch (products) {
+    case SUB_PAIRS:
+        return PACE_1;
+    case SUB_PAIRS / 2:
+        return PACE_2;
+    case SUB_PAIRS / 4:
+        return PACE_4;
+    default:
+        return PACE_HALF;
+    }
+}
 
-#define HOT_BEGIN(x)                                                                               \
-    const float *hot_s = (x)->s + 2 * (x)->pair * VF_LANES;                                        \
-    char *hot_p = (x)->p + (x)->pair * TILE_ROW_BYTES;                                             \
-    const char *const hot_end = (x)->p + SUB_PAIRS * TILE_ROW_BYTES;                               \
-    const __m512 hot_max = (x)->max;                                                               \
-    const __m512 hot_scale2 = (x)->scale2;                                                         \
-    __m512 hot_sum = (x)->sum;                                                                     \
-    __m512 hot_weight_sum = (x)->weight_sum
+/* Of row tile i of an item. */
+#define HOT_BEGIN(it, i)                                                                           \
+    const float *hot_s = (it)->s + (i)*SUB_KEYS * VF_LANES;                                        \
+    char *hot_p = (it)->p + (i)*P_BYTES + (it)->sub * SUB_BYTES;                                   \
+    const char *const hot_end = hot_p + SUB_PAIRS * TILE_ROW_BYTES;                                \
+    const __m512 hot_max = _mm512_load_ps(m->max + ((it)->tile + (i)) * VF_LANES);                 \
+    const __m512 hot_scale2 = _mm512_set1_ps(m->a.scale2);                                         \
+    __m512 hot_sum = _mm512_setzero_ps();                                                          \
+    __m512 hot_weight_sum = _mm512_setzero_ps()
 #define HOT_PAIR                                                                                   \
     do {                                                                                           \
         const __m512i pairs = soft_weigh(_mm512_load_ps(hot_s), _mm512_load_ps(hot_s + VF_LANES),  \
@@ -195,118 +227,101 @@ enum pace { PACE_HALF, PACE_1, PACE_2, PACE_4 };
         hot_s += 2 * VF_LANES;                                                                     \
         hot_p += TILE_ROW_BYTES;                                                                   \
     } while (0)
-#define HOT_END(x)                                                                                 \
+#define HOT_END(it, i)                                                                             \
     while (hot_p < hot_end) HOT_PAIR;                                                              \
-    (x)->pair = SUB_PAIRS;                                                                         \
-    (x)->sum = hot_sum;                                                                            \
-    (x)->weight_sum = hot_weight_sum
+    soft_end(m, it, i, hot_sum, hot_weight_sum)
 /* After an even, an odd product. */
 #define HOT_EVEN                                                                                   \
     do {                                                                                           \
-        if (pace == PACE_HALF) break;                                                              \
+        if (hot.pace == PACE_HALF) break;                                                          \
         HOT_PAIR;                                                                                  \
-        if (pace >= PACE_2) HOT_PAIR;                                                              \
-        if (pace == PACE_4) HOT_PAIR;                                                              \
-        if (pace == PACE_4) HOT_PAIR;                                                              \
+        if (hot.pace >= PACE_2) HOT_PAIR;                                                          \
+        if (hot.pace == PACE_4) HOT_PAIR;                                                          \
+        if (hot.pace == PACE_4) HOT_PAIR;                                                          \
     } while (0)
 #define HOT_ODD                                                                                    \
     do {                                                                                           \
-        if (pace != PACE_HALF)                                                                     \
+        if (hot.pace != PACE_HALF)                                                                 \
             HOT_EVEN;                                                                              \
         else if (hot_p < hot_end)                                                                  \
             HOT_PAIR;                                                                              \
     } while (0)
 
-AMX_INLINE void hot_scores(const struct steps *st, struct soft *x, enum pace pace, bool is_exact)
+/* n steps of an item's scores from step begin on, with the softmax of row tile i of the item
+ * before. */
+AMX_INLINE void hot_scores(struct many *m, const struct item *now, int64_t begin, int64_t n,
+                           const struct item *before, int i, const struct hot hot)
 {
-    const char *k0 = st->k0;
-    const char *k1 = st->k1;
-    const char *q0 = st->q0;
-    const char *q1 = st->q1;
-    HOT_BEGIN(x);
-    for (int64_t n = st->n; n > 0; n--) {
-        TILE_LOAD(6, q0, TILE_ROW_BYTES);
-        TILE_STREAM(4, k0, TILE_ROW_BYTES);
+    const int64_t n_parts = hot.is_exact ? 1 : 2;
+    const int64_t q_bytes = m->a.k_steps * n_parts * TILE_BYTES;
+    const int64_t k_step = hot.is_late ? TILE_ROW_BYTES : TILE_BYTES;
+    const struct amx_keys *const keys = m->k + now->sub * (SUB_KEYS / AMX_GROUP);
+    const int64_t stride0 = hot.is_late ? keys[0].stride : TILE_ROW_BYTES;
+    const int64_t stride1 = hot.is_late ? keys[1].stride : TILE_ROW_BYTES;
+    const char *k0 = keys[0].at + begin * k_step;
+    const char *k1 = keys[1].at + begin * k_step;
+    const char *q0 = m->q + now->tile * q_bytes + begin * n_parts * TILE_BYTES;
+    const char *q1 = q0 + q_bytes;
+    HOT_BEGIN(before, i);
+    for (; n > 0; n--) {
+        TILE_FETCH(6, q0, TILE_ROW_BYTES, hot.is_late);
+        TILE_FETCH(4, k0, stride0, !hot.is_late);
         TILE_DP(0, 4, 6);
         HOT_EVEN;
-        TILE_STREAM(5, k1, TILE_ROW_BYTES);
+        TILE_FETCH(5, k1, stride1, !hot.is_late);
         TILE_DP(1, 5, 6);
         HOT_ODD;
-        TILE_LOAD(7, q1, TILE_ROW_BYTES);
+        TILE_FETCH(7, q1, TILE_ROW_BYTES, hot.is_late);
         TILE_DP(2, 4, 7);
         HOT_EVEN;
         TILE_DP(3, 5, 7);
         HOT_ODD;
-        if (!is_exact) {
-            TILE_LOAD(6, q0 + TILE_BYTES, TILE_ROW_BYTES);
+        if (!hot.is_exact) {
+            TILE_FETCH(6, q0 + TILE_BYTES, TILE_ROW_BYTES, hot.is_late);
             TILE_DP(0, 4, 6);
             HOT_EVEN;
             TILE_DP(1, 5, 6);
             HOT_ODD;
-            TILE_LOAD(7, q1 + TILE_BYTES, TILE_ROW_BYTES);
+            TILE_FETCH(7, q1 + TILE_BYTES, TILE_ROW_BYTES, hot.is_late);
             TILE_DP(2, 4, 7);
             HOT_EVEN;
             TILE_DP(3, 5, 7);
             HOT_ODD;
         }
-        q0 += (is_exact ? 1 : 2) * TILE_BYTES;
-        q1 += (is_exact ? 1 : 2) * TILE_BYTES;
-        k0 += TILE_BYTES;
-        k1 += TILE_BYTES;
+        q0 += n_parts * TILE_BYTES;
+        q1 += n_parts * TILE_BYTES;
+        k0 += k_step;
+        k1 += k_step;
+        if (hot.is_late) do_ahead(m);
     }
-    HOT_END(x);
+    HOT_END(before, i);
 }
-#define HOT_SCORES(name, pace, is_exact)                                                           \
-    static __attribute__((noinline)) void name(const struct steps *st, struct soft *x)             \
-    {                                                                                              \
-        hot_scores(st, x, pace, is_exact);                                                         \
-    }
-HOT_SCORES(exact_half, PACE_HALF, true)
-HOT_SCORES(exact_1, PACE_1, true)
-HOT_SCORES(exact_2, PACE_2, true)
-HOT_SCORES(exact_4, PACE_4, true)
-HOT_SCORES(split_half, PACE_HALF, false)
-HOT_SCORES(split_1, PACE_1, false)
-HOT_SCORES(split_2, PACE_2, false)
-
-typedef void hot_fn(const struct steps *st, struct soft *x);
-/* For n steps, or NULL: none is made for this. */
-static hot_fn *hot_for(const struct many *m, int64_t n)
+/* O^T += V^T P^T of 16 dims, two row tiles and all keys of a block, with the softmax of an item's
+ * second row tile; none where before is NULL. */
+AMX_INLINE void hot_values(struct many *m, const struct pair *pair, int64_t d,
+                           const struct item *before)
 {
-    const int64_t products = 4 * n * m->n_parts;
-    const bool is_exact = m->n_parts == 1;
-    if (products >= 2 * SUB_PAIRS) return is_exact ? exact_half : split_half;
-    switch (products) {
-    case SUB_PAIRS:
-        return is_exact ? exact_1 : split_1;
-    case SUB_PAIRS / 2:
-        return is_exact ? exact_2 : split_2;
-    case SUB_PAIRS / 4:
-        return is_exact ? exact_4 : NULL;
-    default:
-        return NULL;
-    }
-}
-
-/* O^T += V^T P^T of 16 dims, two row tiles and all keys of a block, with a softmax. */
-static __attribute__((noinline)) void hot_values(float *o0, float *o1, const char *v, const char *p,
-                                                 struct soft *x)
-{
-    HOT_BEGIN(x);
+    float *const o0 = m->o + (pair->tile * m->dim_tiles + d) * 256;
+    float *const o1 = o0 + m->dim_tiles * 256;
+    const char *v = m->vt + d * KEY_STEPS * TILE_BYTES;
+    const char *p = pair->p;
+    const struct item none = {.s = m->s[0], .p = m->p};
+    HOT_BEGIN(before != NULL ? before : &none, 1);
     TILE_LOAD(0, o0, TILE_ROW_BYTES);
     TILE_LOAD(1, o1, TILE_ROW_BYTES);
     for (int i = 0; i < KEY_STEPS; i++, p += TILE_BYTES, v += TILE_BYTES) {
         TILE_LOAD(6, p, TILE_ROW_BYTES);
         TILE_STREAM(4, v, TILE_ROW_BYTES);
         TILE_DP(0, 4, 6);
-        if (hot_p < hot_end) HOT_PAIR;
+        if (before != NULL) HOT_PAIR;
         TILE_LOAD(7, p + P_BYTES, TILE_ROW_BYTES);
         TILE_DP(1, 4, 7);
-        if (hot_p < hot_end) HOT_PAIR;
+        if (before != NULL) HOT_PAIR;
     }
-    HOT_END(x);
     TILE_STORE(0, o0, TILE_ROW_BYTES);
     TILE_STORE(1, o1, TILE_ROW_BYTES);
+    if (before == NULL) return;
+    HOT_END(before, 1);
 }
 
 #undef HOT_BEGIN
@@ -314,7 +329,88 @@ static __attribute__((noinline)) void hot_values(float *o0, float *o1, const cha
 #undef HOT_END
 #undef HOT_EVEN
 #undef HOT_ODD
-#undef HOT_SCORES
+
+AMX_INLINE void zero_scores(bool two)
+{
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    if (two) {
+        TILE_ZERO(2);
+        TILE_ZERO(3);
+    }
+}
+AMX_INLINE void store_scores(float *s, bool two)
+{
+    TILE_STORE(0, s, TILE_ROW_BYTES);
+    TILE_STORE(1, s + 256, TILE_ROW_BYTES);
+    if (two) {
+        TILE_STORE(2, s + 512, TILE_ROW_BYTES);
+        TILE_STORE(3, s + 768, TILE_ROW_BYTES);
+    }
+}
+/* Scores of all steps to s: so many where n is not 0. Both softmaxes of the item before under them;
+ * or, where a dim tile of values is due, that of the second row tile under its products. */
+AMX_INLINE void hot_item(struct many *m, const struct item *now, float *s,
+                         const struct item *before, const struct pair *due, int64_t d, int64_t n,
+                         bool is_exact, bool is_late)
+{
+    const int64_t a_step = is_exact ? 4 : 8; /* products */
+    const int64_t n_steps = n != 0 ? n : m->a.k_steps;
+    const int64_t half = n_steps / 2;
+    struct hot hot = {PACE_HALF, is_exact, is_late};
+    zero_scores(true);
+    if (due != NULL) {
+        if (n != 0) hot.pace = hot_pace(a_step * n);
+        hot_scores(m, now, 0, n_steps, before, 0, hot);
+        store_scores(s, true);
+        hot_values(m, due, d, before);
+        return;
+    }
+    if (n != 0) hot.pace = hot_pace(a_step * (n / 2));
+    hot_scores(m, now, 0, half, before, 0, hot);
+    hot_scores(m, now, half, n_steps - half, before, 1, hot);
+    store_scores(s, true);
+}
+typedef void hot_fn(struct many *m, const struct item *now, float *s, const struct item *before,
+                    const struct pair *due, int64_t d);
+#define HOT_ITEM(name, n, is_exact, is_late)                                                       \
+    static __attribute__((noinline)) void name(struct many *m, const struct item *now, float *s,   \
+                                               const struct item *before, const struct pair *due,  \
+                                               int64_t d)                                          \
+    {                                                                                              \
+        if (!(is_late) && due != NULL)                                                             \
+            hot_item(m, now, s, before, due, d, n, is_exact, is_late);                             \
+        else                                                                                       \
+            hot_item(m, now, s, before, NULL, 0, n, is_exact, is_late);                            \
+    }
+HOT_ITEM(hot_exact, 0, true, false)
+HOT_ITEM(hot_exact_2, 2, true, false)
+HOT_ITEM(hot_exact_4, 4, true, false)
+HOT_ITEM(hot_exact_8, 8, true, false)
+HOT_ITEM(hot_split, 0, false, false)
+HOT_ITEM(hot_split_2, 2, false, false)
+HOT_ITEM(hot_split_4, 4, false, false)
+HOT_ITEM(late_exact, 0, true, true)
+HOT_ITEM(late_exact_2, 2, true, true)
+HOT_ITEM(late_exact_4, 4, true, true)
+HOT_ITEM(late_exact_8, 8, true, true)
+HOT_ITEM(late_split, 0, false, true)
+HOT_ITEM(late_split_2, 2, false, true)
+HOT_ITEM(late_split_4, 4, false, true)
+#undef HOT_ITEM
+
+static hot_fn *hot_for(const struct many *m)
+{
+    /* [late][in two parts][steps: any, 2, 4, 8] */
+    static hot_fn *const all[2][2][4] = {
+        {{hot_exact, hot_exact_2, hot_exact_4, hot_exact_8},
+         {hot_split, hot_split_2, hot_split_4, hot_split}},
+        {{late_exact, late_exact_2, late_exact_4, late_exact_8},
+         {late_split, late_split_2, late_split_4, late_split}},
+    };
+    const int64_t n = m->a.k_steps;
+    return all[m->is_late][m->n_parts - 1][n == 2 ? 1 : n == 4 ? 2 : n == 8 ? 3 : 0];
+}
 
 /* Scores of now to s; softmax of before, if there is one: its first tile under the first half of
  * the steps, its second under the others. */
@@ -326,12 +422,7 @@ AMX_INLINE void scores_over_soft(struct many *m, const struct item *now, float *
     /* Without one: the state of this item, which goes nowhere. */
     struct soft x = soft_begin(m, before != NULL ? before : now, 0);
     if (before == NULL) x.pair = SUB_PAIRS;
-    TILE_ZERO(0);
-    TILE_ZERO(1);
-    if (kind.two) {
-        TILE_ZERO(2);
-        TILE_ZERO(3);
-    }
+    zero_scores(kind.two);
     score_steps(m, now, 0, half, &x, kind);
     if (before != NULL) soft_end(m, before, 0, x.sum, x.weight_sum);
     if (is_split) {
@@ -339,12 +430,7 @@ AMX_INLINE void scores_over_soft(struct many *m, const struct item *now, float *
         score_steps(m, now, half, m->a.k_steps, &x, kind);
         soft_end(m, before, 1, x.sum, x.weight_sum);
     }
-    TILE_STORE(0, s, TILE_ROW_BYTES);
-    TILE_STORE(1, s + 256, TILE_ROW_BYTES);
-    if (kind.two) {
-        TILE_STORE(2, s + 512, TILE_ROW_BYTES);
-        TILE_STORE(3, s + 768, TILE_ROW_BYTES);
-    }
+    store_scores(s, kind.two);
 }
 /* Each of the three with a loop of its own. */
 AMX_INLINE void scores_by_mask(struct many *m, const struct item *now, float *s,
@@ -375,6 +461,10 @@ AMX_INLINE void do_item_as(struct many *m, const struct item *now, float *s,
         scores_over_soft(m, now, s, before, kind);
     }
 }
+static __attribute__((noinline)) void add_dim(struct many *m, const struct pair *pair, int64_t d)
+{
+    hot_values(m, pair, d, NULL);
+}
 /* Of a pair, from dim tile begin to before end. */
 static void add_values(struct many *m, const struct pair *pair, int64_t begin, int64_t end)
 {
@@ -382,10 +472,7 @@ static void add_values(struct many *m, const struct pair *pair, int64_t begin, i
     const bool two = pair->tile + 1 < m->n_tiles;
     for (int64_t d = begin; d < end;) {
         if (d % 2 != 0 || d + 1 == end) {
-            struct soft none = {.s = m->s[0], .p = m->p, .pair = SUB_PAIRS};
-            float *const o = m->o + (pair->tile * m->dim_tiles + d) * 256;
-            hot_values(o, o + m->dim_tiles * 256, m->vt + d * KEY_STEPS * TILE_BYTES, pair->p,
-                       &none);
+            add_dim(m, pair, d);
             d++;
             continue;
         }
@@ -397,52 +484,15 @@ static void add_values(struct many *m, const struct pair *pair, int64_t begin, i
     }
 }
 
-/* The same where hot loops are made for it; false: they are not. */
+/* What the hot loops are made for; false: it is something else. */
 static bool do_hot_item(struct many *m, const struct item *now, float *s, const struct item *before,
                         const struct pair *due, int64_t d)
 {
     if (before == NULL || before->is_masked || m->a.cap_scale != 0.0f) return false;
-    if (m->is_late || before->n_tiles != 2 || now->n_tiles != 2) return false;
-    if (m->part < m->n_parts_v) return false;
+    if (before->n_tiles != 2 || now->n_tiles != 2) return false;
+    if (!m->is_late && m->part < m->n_parts_v) return false;
     if (due != NULL && due->sub_end - due->sub_begin != KEY_STEPS) return false;
-    const int64_t half = due == NULL ? m->a.k_steps / 2 : m->a.k_steps;
-    hot_fn *const first = hot_for(m, half);
-    hot_fn *const second = due == NULL ? hot_for(m, m->a.k_steps - half) : first;
-    if (first == NULL || second == NULL) return false;
-    const struct amx_keys *const keys = m->k + now->sub * (SUB_KEYS / AMX_GROUP);
-    const int64_t q_bytes = m->a.k_steps * m->n_parts * TILE_BYTES;
-    struct steps st = {
-        .k0 = keys[0].at,
-        .k1 = keys[1].at,
-        .q0 = m->q + now->tile * q_bytes,
-        .q1 = m->q + (now->tile + 1) * q_bytes,
-        .n = half,
-    };
-    struct soft x = soft_begin(m, before, 0);
-    TILE_ZERO(0);
-    TILE_ZERO(1);
-    TILE_ZERO(2);
-    TILE_ZERO(3);
-    first(&st, &x);
-    soft_end(m, before, 0, x.sum, x.weight_sum);
-    x = soft_begin(m, before, 1);
-    if (due == NULL) {
-        st.k0 += half * TILE_BYTES;
-        st.k1 += half * TILE_BYTES;
-        st.q0 += half * m->n_parts * TILE_BYTES;
-        st.q1 += half * m->n_parts * TILE_BYTES;
-        st.n = m->a.k_steps - half;
-        second(&st, &x);
-    }
-    TILE_STORE(0, s, TILE_ROW_BYTES);
-    TILE_STORE(1, s + 256, TILE_ROW_BYTES);
-    TILE_STORE(2, s + 512, TILE_ROW_BYTES);
-    TILE_STORE(3, s + 768, TILE_ROW_BYTES);
-    if (due != NULL) {
-        float *const o = m->o + (due->tile * m->dim_tiles + d) * 256;
-        hot_values(o, o + m->dim_tiles * 256, m->vt + d * KEY_STEPS * TILE_BYTES, due->p, &x);
-    }
-    soft_end(m, before, 1, x.sum, x.weight_sum);
+    hot_for(m)(m, now, s, before, due, d);
     return true;
 }
 
@@ -478,55 +528,112 @@ static void finish_item(struct many *m, const struct item *it)
 
 /* ---- values ---- */
 
-/* Late: O += P V of 32 dims and a row tile or two: C 0-3, V 4-5, P, which passes by once, 6-7; and
- * of the next column a_step key pairs under every step of 2 or 4 products. */
-AMX_INLINE void late_block(struct many *m, const struct pair *pair, int64_t d, const char *v,
-                           bool two, struct column *next, int a_step)
+/* 4 key pairs of V, 32 dims, to two B tiles [16 key pairs][16 dims][2], whose rows these are: of
+ * every 8 dims 0-3 in the first, 4-7 in the second. */
+AMX_INLINE void pack_4(const struct amx_keys rows, int64_t first, int64_t offset, char *to)
+{
+    const char *from = rows.at + 2 * first * rows.stride + offset;
+    VF_UNROLL for (int i = 0; i < 4; i++, to += TILE_ROW_BYTES)
+    {
+        const __m512i a = _mm512_loadu_si512(from);
+        const __m512i b = _mm512_loadu_si512(from + rows.stride);
+        from += 2 * rows.stride;
+        _mm512_store_si512(to, _mm512_unpacklo_epi16(a, b));
+        _mm512_store_si512(to + KEY_STEPS * TILE_BYTES, _mm512_unpackhi_epi16(a, b));
+    }
+}
+/* Quarter n of 32 keys, to tile step of a column [2][KEY_STEPS]. */
+AMX_INLINE void pack_quarter(const struct many *m, int64_t step, int n, int64_t offset)
+{
+    pack_4(m->v[2 * step + n / 2], n % 2 * 4, offset,
+           m->vt + step * TILE_BYTES + n * 4 * TILE_ROW_BYTES);
+}
+static __attribute__((noinline)) void pack_steps(const struct many *m, int n_steps, int64_t offset)
+{
+    for (int step = 0; step < n_steps; step++)
+        for (int n = 0; n < 4; n++) pack_quarter(m, step, n, offset);
+}
+
+/* Late: O += P V of 32 dims and a row tile or two: C 0-3, V 4-5, P, which passes by once, 6-7. The
+ * first of a column's pairs makes its tiles of V on the way, PACK_AHEAD steps ahead: what has just
+ * been stored a tile's load would wait for. */
+AMX_INLINE void late_block(struct many *m, const struct pair *pair, int64_t d, bool two,
+                           bool is_first)
 {
     float *const o0 = m->o + (pair->tile * m->dim_tiles + 2 * d) * 256;
     float *const o1 = o0 + m->dim_tiles * 256;
-    load_o(o0, o1, two);
+    const int64_t offset = d * TILE_ROW_BYTES;
+    if (m->tiles[pair->tile].has_o)
+        load_o(o0, o1, two);
+    else
+        zero_scores(two);
     for (int i = pair->sub_begin; i < pair->sub_end; i++) {
         const char *const p = pair->p + i * TILE_BYTES;
+        const char *const v = m->vt + i * TILE_BYTES;
+        const int64_t next = i + PACK_AHEAD;
+        const bool packs = is_first && next < KEY_STEPS;
         TILE_STREAM(6, p, TILE_ROW_BYTES);
-        TILE_LOAD(4, v + i * TILE_BYTES, TILE_ROW_BYTES);
+        TILE_LOAD(4, v, TILE_ROW_BYTES);
         TILE_DP(0, 6, 4);
-        TILE_LOAD(5, v + (KEY_STEPS + i) * TILE_BYTES, TILE_ROW_BYTES);
+        if (packs) pack_quarter(m, next, 0, offset);
+        TILE_LOAD(5, v + KEY_STEPS * TILE_BYTES, TILE_ROW_BYTES);
         TILE_DP(1, 6, 5);
+        if (packs) pack_quarter(m, next, 1, offset);
         if (two) {
             TILE_STREAM(7, p + P_BYTES, TILE_ROW_BYTES);
             TILE_DP(2, 7, 4);
-            TILE_DP(3, 7, 5);
         }
-        for (int n = a_step; n > 0 && next->pair < KEYS / 2; n--) pack_pair(next);
+        if (packs) pack_quarter(m, next, 2, offset);
+        if (two) TILE_DP(3, 7, 5);
+        if (packs) pack_quarter(m, next, 3, offset);
         do_ahead(m);
     }
     store_o(o0, o1, two);
 }
-/* Of all pairs, a column of V at a time, which is made tiles in L1 under the products of the one
- * before and gone before the next but one. */
+static __attribute__((noinline)) void late_two(struct many *m, const struct pair *pair, int64_t d)
+{
+    late_block(m, pair, d, true, false);
+}
+static __attribute__((noinline)) void late_one(struct many *m, const struct pair *pair, int64_t d)
+{
+    late_block(m, pair, d, false, false);
+}
+static __attribute__((noinline)) void late_first(struct many *m, const struct pair *pair, int64_t d)
+{
+    pack_steps(m, PACK_AHEAD, d * TILE_ROW_BYTES);
+    late_block(m, pair, d, true, true);
+}
+/* Of all pairs, a column of V at a time. */
 static void add_late_values(struct many *m, const struct pair *pairs, int64_t begin)
 {
     const int64_t v_bytes = AMX_GROUP * m->a.v_steps * TILE_ROW_BYTES;
     const int64_t n_pairs = amx_div_up(m->n_tiles, 2);
-    const int a_step = (int)amx_div_up(KEYS / 2, n_pairs * KEY_STEPS);
     for (int i = 0; i < N_GROUPS; i++)
         m->v[i] =
             amx_find_keys(&m->a, begin + i * AMX_GROUP, true, false, m->v_stage + i * v_bytes);
-    struct column next = {m->v, 0, m->vt, 0};
     for (int64_t d = 0; d < m->a.v_steps; d++) {
-        while (next.pair < KEYS / 2) pack_pair(&next);
-        const char *const v = next.to;
-        next = (struct column){m->v, (d + 1) * TILE_ROW_BYTES,
-                               m->vt + (d + 1) % 2 * 2 * KEY_STEPS * TILE_BYTES, 0};
-        if (d + 1 == m->a.v_steps) next.pair = KEYS / 2;
+        bool is_packed = false;
         for (int64_t i = 0; i < n_pairs; i++) {
-            if (pairs[i].sub_end == 0) continue;
-            if (pairs[i].tile + 1 < m->n_tiles)
-                late_block(m, &pairs[i], d, v, true, &next, a_step);
+            const struct pair *const pair = &pairs[i];
+            const bool two = pair->tile + 1 < m->n_tiles;
+            if (pair->sub_end == 0) continue;
+            if (!is_packed && two && pair->sub_end - pair->sub_begin == KEY_STEPS) {
+                late_first(m, pair, d);
+                is_packed = true;
+                continue;
+            }
+            if (!is_packed) pack_steps(m, KEY_STEPS, d * TILE_ROW_BYTES);
+            is_packed = true;
+            if (two)
+                late_two(m, pair, d);
             else
-                late_block(m, &pairs[i], d, v, false, &next, a_step);
+                late_one(m, pair, d);
         }
+    }
+    for (int64_t i = 0; i < n_pairs; i++) {
+        if (pairs[i].sub_end == 0) continue;
+        m->tiles[pairs[i].tile].has_o = true;
+        m->tiles[pairs[i].tile + (pairs[i].tile + 1 < m->n_tiles)].has_o = true;
     }
 }
 

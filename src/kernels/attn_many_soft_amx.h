@@ -16,7 +16,9 @@ enum {
     SUB_BYTES = SUB_PAIRS * TILE_ROW_BYTES, /* of P^T */
     P_BYTES = N_SUBS * SUB_BYTES,           /* of a row tile */
     LATE_TILES = 16,                        /* so many at most: late */
+    PACK_AHEAD = 3,                         /* steps */
     FRACTION = 16,
+    FIRST_LINES = 10,   /* for each 16 rows x 32 dims of q that are packed */
     FETCH_BYTES = 2048, /* ahead of rows that are read one after the other */
     ROWS_LEAST = 96,
     ROWS_MOST = 1024,
@@ -28,13 +30,14 @@ static const float sum_most = 0x1p40f;
 struct row_tile {
     int64_t lo, hi;         /* hull of what they see */
     int64_t all_lo, all_hi; /* what all of them see */
+    bool has_o;             /* else nothing is in O yet, not even zeros: late */
 };
 
 /* Rows on their way to L2, K's and V's in turns, group by group, at the pace of the products. */
 struct ahead {
     const char *at;           /* the next row; NULL: none that is read as it lies */
     int64_t stride, row;      /* of 16 */
-    int64_t n_lines;          /* of a row */
+    int64_t n_lines, line;    /* of a row */
     int64_t key;              /* first of the group */
     int64_t due, a_step;      /* lines, in 1 / FRACTION */
     bool is_value, has_value; /* V's rows are not K's */
@@ -51,7 +54,7 @@ struct many {
     float *s[2];                   /* [2 row tiles][SUB_KEYS][16] */
     bool is_late;                  /* values wait for the last pair's weights */
     char *p;                       /* [2 or all row tiles of 2][KEYS / 2][16][2] */
-    char *vt;                      /* V^T [dim_tiles][KEY_STEPS] tiles; late V [2][2][KEY_STEPS] */
+    char *vt;                      /* V^T [dim_tiles][KEY_STEPS] tiles; late V [2][KEY_STEPS] */
     float *o;                      /* [n_tiles][dim_tiles] tiles */
     float *max, *sum, *sum_low, *weight_sum; /* [n_tiles][16] */
     char *k_stage, *v_stage;
@@ -62,7 +65,7 @@ struct many {
      * [KEY_STEPS][v_steps][2] */
     int64_t begin, part, n_parts_v, parts_a_step;
     struct amx_keys v[N_GROUPS]; /* of the two groups in the making; late: of the block */
-    struct ahead ahead;          /* late */
+    struct ahead ahead;
 };
 
 /* A row tile or two and SUB_KEYS keys: scores in s, weights to p. */
@@ -167,10 +170,11 @@ AMX_INLINE struct soft soft_begin(const struct many *m, const struct item *it, i
 static void rescale(struct many *m, const struct item *it, int tile_of_it, __m512 factor)
 {
     const int64_t tile = it->tile + tile_of_it;
+    const int64_t o_rows = m->tiles[tile].has_o ? m->dim_tiles * 16 : 0;
     _Alignas(64) float factors[VF_LANES];
     _mm512_store_ps(factors, factor);
     float *const o = m->o + tile * m->dim_tiles * 256;
-    for (int64_t i = 0; i < m->dim_tiles * 16; i++) {
+    for (int64_t i = 0; i < o_rows; i++) {
         const __m512 by = m->is_late ? _mm512_set1_ps(factors[i % 16]) : factor;
         _mm512_store_ps(o + i * 16, _mm512_mul_ps(_mm512_load_ps(o + i * 16), by));
     }
@@ -207,10 +211,14 @@ static __attribute__((noinline)) void move_reference(struct many *m, const struc
     }
     top = _mm512_roundscale_ps(_mm512_mul_ps(top, x.scale2), 0x0a); /* up */
     const __m512 new_max = _mm512_mask_blend_ps(rows, x.max, top);
-    rescale(m, it, i,
-            _mm512_mask_scalef_ps(_mm512_set1_ps(1.0f), rows, _mm512_set1_ps(1.0f),
-                                  _mm512_sub_ps(x.max, new_max)));
-    _mm512_store_ps(m->max + (it->tile + i) * VF_LANES, new_max);
+    float *const max_at = m->max + (it->tile + i) * VF_LANES;
+    const __m512 summed = _mm512_load_ps(m->sum + (it->tile + i) * VF_LANES);
+    /* At a row's first keys there is nothing yet. */
+    if (_mm512_cmp_ps_mask(summed, _mm512_setzero_ps(), _CMP_NEQ_UQ) != 0)
+        rescale(m, it, i,
+                _mm512_mask_scalef_ps(_mm512_set1_ps(1.0f), rows, _mm512_set1_ps(1.0f),
+                                      _mm512_sub_ps(x.max, new_max)));
+    _mm512_store_ps(max_at, new_max);
     x = soft_begin(m, it, i);
     for (int pair = 0; pair < SUB_PAIRS; pair++) soft_pair(&x, it->is_masked, is_capped);
     _mm512_store_ps(sums, x.sum);
@@ -285,27 +293,6 @@ static void find_values(struct many *m, int64_t step)
     for (int i = 0; i < 2; i++)
         m->v[i] = amx_find_keys(&m->a, m->begin + step * AMX_STEP + i * AMX_GROUP, true, false,
                                 m->v_stage + i * v_bytes);
-}
-
-/* 32 dims of V, all keys of a block, in the making: B tiles [2][KEY_STEPS][16 key pairs][16
- * dims][2], of every 8 dims 0-3 in the first, 4-7 in the second. */
-struct column {
-    const struct amx_keys *rows; /* [N_GROUPS] */
-    int64_t offset;              /* of the dims in a row */
-    char *to;
-    int pair; /* of KEYS / 2, next */
-};
-/* A key pair more. */
-AMX_INLINE void pack_pair(struct column *c)
-{
-    const struct amx_keys rows = c->rows[c->pair / 8];
-    const char *const from = rows.at + c->pair % 8 * 2 * rows.stride + c->offset;
-    char *const to = c->to + c->pair * TILE_ROW_BYTES;
-    const __m512i a = _mm512_loadu_si512(from);
-    const __m512i b = _mm512_loadu_si512(from + rows.stride);
-    _mm512_store_si512(to, _mm512_unpacklo_epi16(a, b));
-    _mm512_store_si512(to + KEY_STEPS * TILE_BYTES, _mm512_unpackhi_epi16(a, b));
-    c->pair++;
 }
 
 /* The next n parts, if so many are left. */
