@@ -5,7 +5,8 @@
  * bits depend on how its keys are split and on nothing else of the division, so splits follow the
  * call (rows, lengths, windows) and never the tile, the memory limit or the threads:
  *
- *     many rows    no split; row blocks feed the threads           (prompt chunks, big batches)
+ *     many rows    no split; row blocks feed the threads: of as many rows as a job is best given,
+ *                  or of fewer where there are more threads        (prompt chunks, big batches)
  *     few rows     each sequence's visible keys in ranges of S (attend_split_priv.h)
  *
  *         local index    base      base + S    base + 2 S
@@ -67,6 +68,16 @@ static void plan_splits(const struct dcp_attend *a, const struct dcp__attend_til
     seg->split = dcp__attend_split_keys(lo, hi, tile->max_splits);
 }
 
+/* Tokens of a job in a tile of n_rows: two jobs or more for each thread, as far as jobs do not come
+ * below DCP__ATTN_ROWS_MAX rows. (8 KV heads, 4 query heads each, 512 tokens in jobs of 1,024 rows:
+ * 16 jobs, whatever the threads.) */
+static int64_t tile_block_rows(const struct dcp_attend *a, int64_t n_rows)
+{
+    const int64_t n_blocks = div_up(2 * a->d.n_threads, a->d.n_kv_heads * a->n_head_blocks);
+    const int64_t least = div_up(DCP__ATTN_ROWS_MAX, a->block_heads);
+    return min_i64(a->block_rows, max_i64(least, div_up(n_rows, n_blocks)));
+}
+
 void dcp__attend_plan_tile(struct dcp_attend *a, struct dcp__attend_tile *tile)
 {
     const dcp_attend_args *args = tile->args;
@@ -84,7 +95,8 @@ void dcp__attend_plan_tile(struct dcp_attend *a, struct dcp__attend_tile *tile)
             seg->seq = s;
             seg->row = row;
             seg->n_rows = n;
-            seg->n_token_blocks = div_up(n, a->block_rows);
+            seg->block_rows = tile_block_rows(a, tile->n_rows);
+            seg->n_token_blocks = div_up(n, seg->block_rows);
             seg->item = tile->n_items;
             tile->n_items +=
                 a->d.n_kv_heads * a->n_head_blocks * seg->n_token_blocks * seg->split.n;
@@ -216,10 +228,10 @@ static void attend_item(void *ctx_ptr, int64_t item, int thread)
     int64_t i = item - seg->item;
     const int64_t split = i % seg->split.n;
     i /= seg->split.n;
-    const int64_t t = i % seg->n_token_blocks * a->block_rows; /* in the segment */
+    const int64_t t = i % seg->n_token_blocks * seg->block_rows; /* in the segment */
     i /= seg->n_token_blocks;
     const int64_t j = i % a->n_head_blocks * a->block_heads; /* in the KV head's group */
-    attend_job(ctx, seg, seg->row + t, min_i64(a->block_rows, seg->n_rows - t),
+    attend_job(ctx, seg, seg->row + t, min_i64(seg->block_rows, seg->n_rows - t),
                i / a->n_head_blocks, j, min_i64(a->block_heads, a->n_group - j), split, thread);
 }
 

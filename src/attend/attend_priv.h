@@ -34,13 +34,14 @@ enum {
 };
 
 /* The rows of one sequence in a tile, and how their work is cut:
- *   rows    into blocks of block_rows tokens x block_heads query heads of one KV head
+ *   rows    into blocks of block_rows tokens x block_heads query heads of one KV head; the job's
+ *           best, or fewer, so that every thread has work: no bit depends on it
  *   keys    as split says */
 struct dcp__attend_seg {
     const dcp_attend_seq *seq;
     int64_t row; /* first row in the tile */
     int64_t n_rows;
-    int64_t n_token_blocks;
+    int64_t block_rows, n_token_blocks;
     struct dcp__attend_split split;
     int64_t item; /* first work item */
 };
