@@ -111,9 +111,11 @@ enum {
         "  % read      median time of a plain read of the same bytes (" read "; the faster of\n"   \
         "              its loops) over the median time: 100 is memory's limit. The GB/s above "    \
         "the\n              table are the read's best, not its median\n"                           \
-        "  % peak      multiply-adds per second over the best that the matrix or vector units "    \
-        "reach\n              on random data, whichever of the machine's is fastest (it is "       \
-        "named)\n" more                                                                            \
+        "  % peak      multiply-adds per second, by the median time, over the median of what the " \
+        "matrix\n              or vector units reach on random data in the same rounds, "          \
+        "whichever of the\n              machine's is fastest (it is named); the GFLOP/s above "   \
+        "the "                                                                                     \
+        "table are its best\n" more                                                                \
         "  workspace   bytes that create reports; extra: counted allocator's high-water mark "     \
         "over\n              creation and a run; PSS: growth of the proportional set size; "       \
         "largest\n              rank's\n"                                                          \
@@ -123,7 +125,7 @@ enum {
     "  g/p/m       shares of the time: gather of queries, partial attention, merge; waiting for\n" \
     "              other ranks lies in the first and the last\n"                                   \
     "  page        tokens of a page of the cache\n"
-#define PRODUCT_NOTES "  isa         product: the level that the kernel is written for\n"
+#define LEVEL_NOTES "  isa         the level that the kernel is written for\n"
 
 static const struct bench_command {
     const char *name, *summary, *notes;
@@ -134,18 +136,18 @@ static const struct bench_command {
      "Time one-token attention over a sharded cache (GQA and absorbed MLA) and one-token\n"
      "products on quantised weights, against a plain read of the same bytes and the machine's\n"
      "matrix peak.",
-     NOTES("Attention", "all ranks' keys and values, or the matrix", PRODUCT_NOTES ATTENTION_NOTES,
+     NOTES("Attention", "all ranks' keys and values, or the matrix", LEVEL_NOTES ATTENTION_NOTES,
            "the largest value (product: over\n              the sum of |w|);"),
      ATTEND_CASES, GQA_DECODE, PRODUCT},
     {"bench extend",
      "Time the attention of a chunk of new tokens over a sharded cache (GQA and absorbed\n"
      "MLA), against the machine's matrix peak and a plain read of the same bytes.",
-     NOTES("Attention", "all ranks' keys and values", ATTENTION_NOTES, "the largest value;"),
+     NOTES("Attention", "all ranks' keys and values", LEVEL_NOTES ATTENTION_NOTES,
+           "the largest value;"),
      EXTEND_CASES, GQA_EXTEND, MLA_EXTEND},
     {"bench product",
      "Time one-token products on quantised weights, against a plain read of the same bytes.",
-     NOTES("Products", "the matrix", PRODUCT_NOTES, "the sum of |w|;"), "product", PRODUCT,
-     PRODUCT},
+     NOTES("Products", "the matrix", LEVEL_NOTES, "the sum of |w|;"), "product", PRODUCT, PRODUCT},
 };
 
 /* The command as the parser wants it; options [N_OPTIONS] are the caller's. */

@@ -20,7 +20,7 @@ struct bench_span {
 /* One row of the report; the same on all ranks. */
 struct bench_line {
     char name[16]; /* "gqa-decode", "mla-decode", "gqa-extend", "mla-extend", "product" */
-    char dtype[8], isa[16], comm[8], kernel[64]; /* isa: product: the kernel's own level */
+    char dtype[8], isa[16], comm[8], kernel[64]; /* isa: the kernel's own level */
     int64_t keys, tokens;
     int ranks, threads;
     bool has_run;                /* false: only created */
@@ -118,6 +118,9 @@ struct attend_case {
     size_t workspace_limit_bytes, cold_bytes;
     dcp_merge_algo algo;
 };
+/* The kernel's name, "dcp__attn_i8__avx512", and the level in it: the CPU's highest may have none for
+ * this type. NULL: left as it is. */
+void bench_put_kernel(struct bench_line *line, const char *name);
 /* Collective: fills line (name, keys, tokens, dtype are the caller's). */
 dcp_status bench_attend_case(struct bench_rank *r, const struct attend_case *c,
                              struct bench_line *line);

@@ -200,6 +200,15 @@ static dcp_status check(struct bench *b, struct bench_line *line)
     return DCP_OK;
 }
 
+void bench_put_kernel(struct bench_line *line, const char *name)
+{
+    if (name == NULL) return;
+    snprintf(line->kernel, sizeof(line->kernel), "%s", name);
+    const char *level = NULL;
+    for (const char *at = name; (at = strstr(at, "__")) != NULL;) level = at += 2;
+    if (level != NULL) snprintf(line->isa, sizeof(line->isa), "%s", level);
+}
+
 static dcp_status prepare(struct bench *b, struct bench_line *line)
 {
     struct bench_memory memory;
@@ -211,7 +220,7 @@ static dcp_status prepare(struct bench *b, struct bench_line *line)
     DCP_TRY(bench_memory_end(b->r, &memory, line));
     dcp_attend_info info = DCP_ATTEND_INFO_INIT;
     dcp_attend_get_info(b->attend, &info);
-    snprintf(line->kernel, sizeof(line->kernel), "%s", info.kernel != NULL ? info.kernel : "");
+    bench_put_kernel(line, info.kernel);
     if (b->r->iters != 0) DCP_TRY(check(b, line));
     b->gather_s = b->partial_s = b->merge_s = 0.0;
     b->n_runs = 0;

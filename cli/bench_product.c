@@ -197,17 +197,6 @@ static dcp_status check(struct bench *b, struct bench_line *line)
     return DCP_OK;
 }
 
-/* The level that the kernel is written for: a CPU's highest may have none for products. */
-static void name_kernel(const struct bench *b, struct bench_line *line)
-{
-    const char *const name = linear_kernel(b->linear, b->type->qtype);
-    if (name == NULL) return;
-    snprintf(line->kernel, sizeof(line->kernel), "%s", name);
-    const char *level = NULL;
-    for (const char *at = name; (at = strstr(at, "__")) != NULL;) level = at += 2;
-    if (level != NULL) snprintf(line->isa, sizeof(line->isa), "%s", level);
-}
-
 static dcp_status run_case(struct bench *b, struct bench_line *line)
 {
     struct bench_memory memory;
@@ -220,7 +209,7 @@ static dcp_status run_case(struct bench *b, struct bench_line *line)
                                   b->r->isa, 1, &b->c->k, 1, &b->linear);
     if (st == DCP_OK) st = run_product(b, &unused); /* takes memory, too */
     DCP_TRY(bench_agree(b->r, st));
-    name_kernel(b, line);
+    bench_put_kernel(line, linear_kernel(b->linear, b->type->qtype));
     DCP_TRY(bench_memory_end(b->r, &memory, line));
     line->workspace_bytes = line->peak_extra_bytes;
     DCP_TRY(check(b, line));

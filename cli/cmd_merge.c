@@ -223,22 +223,32 @@ static dcp_status read_input(dcp_group *g, const struct merge_values *v, struct 
     return take_result(g, v, m, merged_type);
 }
 
+/* What partials are rounded to on their way; merged_type where they are not. */
+static dcp_dtype sent_type(const struct merge_values *v, const dcp_merge_info *info,
+                           dcp_dtype merged_type)
+{
+    const bool is_sent = v->wire_dtype != DCP_DTYPE_DEFAULT && info->algo == DCP_MERGE_ALLTOALL;
+    return is_sent ? (dcp_dtype)v->wire_dtype : merged_type;
+}
+
 static void print_report(dcp_group *g, const struct merge_values *v, const dcp_merge_info *info,
                          const dcp_merge_stats *stats, int64_t workspace_bytes, int64_t wire_bytes,
                          const struct compare_report *compared)
 {
     char cut[16], a[TABLE_CELL_BYTES], b[TABLE_CELL_BYTES];
     options_choice(CUT_CHOICES, v->cut, cut, sizeof(cut));
+    const bool is_rounded = sent_type(v, info, DCP_DTYPE_DEFAULT) != DCP_DTYPE_DEFAULT;
     if (!v->json) {
         fprintf(stderr,
-                "merged %d partial%s (%s, %s order, %s, cut by %s)%s%s\n"
+                "merged %d partial%s (%s, %s order, %s, cut by %s%s%s)%s%s\n"
                 "%lld non-finite value%s, %lld bad and %lld empty LSE%s\n"
                 "workspace %s a rank, %s moved\n",
                 dcp_group_size(g), message_s(dcp_group_size(g)), info->algo_name, info->order,
-                dcp_group_kind(g), cut, v->output != NULL ? " into " : "",
-                v->output != NULL ? v->output : "", (long long)stats->nonfinite_values,
-                message_s(stats->nonfinite_values), (long long)stats->lse_bad,
-                (long long)stats->lse_empty, message_s(stats->lse_empty),
+                dcp_group_kind(g), cut, is_rounded ? ", messages in " : "",
+                is_rounded ? dcp_dtype_name((dcp_dtype)v->wire_dtype) : "",
+                v->output != NULL ? " into " : "", v->output != NULL ? v->output : "",
+                (long long)stats->nonfinite_values, message_s(stats->nonfinite_values),
+                (long long)stats->lse_bad, (long long)stats->lse_empty, message_s(stats->lse_empty),
                 table_bytes((uint64_t)workspace_bytes, a), table_bytes((uint64_t)wire_bytes, b));
         if (v->compare != NULL) compare_print(compared, stdout);
         return;
@@ -250,6 +260,7 @@ static void print_report(dcp_group *g, const struct merge_values *v, const dcp_m
     jout_str(&j, "order", info->order);
     jout_str(&j, "comm", dcp_group_kind(g));
     jout_str(&j, "cut", cut);
+    if (is_rounded) jout_str(&j, "wire_dtype", dcp_dtype_name((dcp_dtype)v->wire_dtype));
     jout_int(&j, "nonfinite_values", stats->nonfinite_values);
     jout_int(&j, "lse_bad", stats->lse_bad);
     jout_int(&j, "lse_empty", stats->lse_empty);
@@ -337,6 +348,7 @@ static int merge_body(dcp_group *g, const struct merge_values *v, struct merge_r
                                          .n_heads = res.n_heads,
                                          .dim = res.dim,
                                          .dtype = merged_type,
+                                         .wire = sent_type(v, &info, merged_type),
                                          .merged = m->merged,
                                          .merged_lse = m->merged_lse};
         rc = merge_compare(g, &in, &compared);

@@ -360,12 +360,16 @@ static void look_for_doubles(const struct compare_input *in, const struct sample
 
 /* This run is at fault only in what differs and is, in double, the other's: half a distance is all
  * that a right result may differ by. True if nothing is left to explain. */
-static bool is_own_fault(const struct samples *s, struct compare_report *rep, bool *out_is_told)
+static bool is_own_fault(const struct compare_input *in, const struct samples *s,
+                         struct compare_report *rep, bool *out_is_told)
 {
     const struct cause_distance d = cause_distance(&s->rows, CAUSE_NONE, 0, 0);
     const bool out_differs = rep->n_beyond > 0, lse_differs = rep->n_lse_beyond > 0;
     const bool is_out = out_differs && d.out <= 0.5, is_lse = lse_differs && d.lse <= 0.5;
-    if (is_out || is_lse)
+    if (is_out && coarser(rep->type, in->wire) != rep->type)
+        guess(rep, "messages in %s, which round more than --rtol allows (--wire-dtype)",
+              dcp_dtype_name(in->wire));
+    else if (is_out || is_lse)
         guess(rep, "in double, merging these files gives the other result%s: a fault of this run",
               is_out == out_differs && is_lse == lse_differs ? ""
               : is_out                                       ? "'s out"
@@ -442,7 +446,7 @@ static dcp_status try_causes(const struct compare_input *in, const struct other_
                              const struct samples *s, struct compare_report *rep)
 {
     bool out_is_told = false;
-    if (is_own_fault(s, rep, &out_is_told)) return DCP_OK;
+    if (is_own_fault(in, s, rep, &out_is_told)) return DCP_OK;
     const int n_before = rep->n_guesses;
     say_causes(in, s, rep, false);
     /* Its LSEs may be wrong in a way of their own; where out agrees, they are what must be told. */
@@ -514,7 +518,7 @@ int merge_compare(dcp_group *g, const struct compare_input *in, struct compare_r
     }
     rep->type = coarser(in->dtype, st_to_dcp(o.out->dtype));
     if (rep->type == DCP_DTYPE_DEFAULT) rep->type = DCP_F32; /* a file of F64 */
-    rep->rtol = in->rtol >= 0 ? in->rtol : type_rtol(rep->type);
+    rep->rtol = in->rtol >= 0 ? in->rtol : type_rtol(coarser(rep->type, in->wire));
     rep->atol = in->atol;
     rep->has_lse = o.lse != NULL;
     struct found own;

@@ -21,6 +21,7 @@ struct compare_input {
     dcp_cut cut;
     int64_t n_tokens, n_heads, dim;
     dcp_dtype dtype;    /* of merged */
+    dcp_dtype wire;     /* what partials were rounded to on their way; dtype where nothing was */
     const void *merged; /* this rank's part, contiguous */
     const float *merged_lse;
 };

@@ -202,7 +202,7 @@ static dcp_status parse(struct st_file *f)
         return dcp__fail(
             DCP_ERR_FORMAT,
             "%s: header length at byte 0 is %llu; the file has %llu bytes behind it, the "
-            "format allows up to %d",
+            "format allows up to %d: not a safetensors file?",
             f->path, (unsigned long long)n, (unsigned long long)(f->file_bytes - 8),
             MAX_HEADER_BYTES);
     f->data_begin = 8 + n;

@@ -245,6 +245,14 @@ class Compare(unittest.TestCase):
                 self.assertEqual((said["beyond"], said["lse_beyond"], said["guesses"]), (0, 0, []))
                 self.assertAlmostEqual(sum(said["weights"]), 1.0, 6)
 
+    def test_rounded_messages(self):
+        """What --wire-dtype rounds is allowed for; with a tolerance that does not, it is named."""
+        wire = ("--algo", "alltoall", "--wire-dtype", "bf16")
+        self.assertTrue(self.compare(self.merged(), *wire)["within"])
+        self.guessed("messages in bf16, which round more than --rtol allows", self.merged(), *wire, "--rtol", "1e-6")
+        said = self.compare(self.merged(), "--algo", "direct", "--wire-dtype", "bf16")
+        self.assertEqual((said["within"], said["rtol"]), (True, 1e-5))
+
     def test_no_tokens(self):
         files = [self.path("none0.safetensors"), self.path("none1.safetensors")]
         for f in files:

@@ -148,6 +148,11 @@ class BenchAttend(unittest.TestCase):
         page = rows[0].index("page")
         self.assertEqual({(r[0], r[page]) for r in rows[1:3]}, {("gqa-decode", "512"), ("mla-decode", "512")})
 
+    def test_level_of_attention_kernels(self):
+        """int8 has no kernel for tiles, wherever the CPU has them."""
+        for row in self.bench("attend", "--case", "gqa-decode", "--keys", "100", "--dtype", "bf16,int8", "--heads", "2", "--kv-heads", "1"):
+            self.assertTrue(row["kernel"].endswith("__" + row["isa"]), row)
+
     def test_level_of_product_kernels(self):
         """The level is the kernel's own, which --isa only bounds."""
         known = {k["name"] for k in json.loads(run("info", "--json")[1])["kernels"]}
