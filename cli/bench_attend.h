@@ -118,8 +118,8 @@ struct attend_case {
     size_t workspace_limit_bytes, cold_bytes;
     dcp_merge_algo algo;
 };
-/* The kernel's name, "dcp__attn_i8__avx512", and the level in it: the CPU's highest may have none for
- * this type. NULL: left as it is. */
+/* The kernel's name, "dcp__attn_i8__avx512", and the level in it: the CPU's highest may have none
+ * for this type. NULL: left as it is. */
 void bench_put_kernel(struct bench_line *line, const char *name);
 /* Collective: fills line (name, keys, tokens, dtype are the caller's). */
 dcp_status bench_attend_case(struct bench_rank *r, const struct attend_case *c,

@@ -110,7 +110,7 @@ static double half_ulp(dcp_dtype dtype, double x)
 
 /* One row against its definition. */
 static int64_t row_wrong(const struct bench_data *d, int n_ranks, const struct bench_result *res,
-                         int64_t t, int64_t h, int n_roundings)
+                         int64_t t, int64_t h)
 {
     const double eps = (n_ranks + 8) * 0x1p-24;
     double top = -INFINITY, sum = 0.0;
@@ -128,14 +128,14 @@ static int64_t row_wrong(const struct bench_data *d, int n_ranks, const struct b
             x += exp(row_lse(hash) - top) / sum * (double)d->values[row_place(d, hash) + i];
         }
         const double got = element_get(d->dtype, res->out, at + i);
-        const double allowed = 2.0 * eps * largest_value + n_roundings * half_ulp(d->dtype, x);
+        const double allowed = 2.0 * eps * largest_value + half_ulp(d->dtype, x);
         if (!(fabs(got - x) <= allowed)) n_wrong++;
     }
     return n_wrong;
 }
 
 int64_t bench_data_wrong(const struct bench_data *d, int n_ranks, const struct bench_result *res,
-                         int64_t n_rows, int n_roundings)
+                         int64_t n_rows)
 {
     const int64_t width = res->h1 - res->h0;
     const int64_t n_all = (res->t1 - res->t0) * width;
@@ -144,8 +144,7 @@ int64_t bench_data_wrong(const struct bench_data *d, int n_ranks, const struct b
     int64_t n_wrong = 0;
     for (int64_t i = 0; i < n_rows; i++) { /* the first and the last row among them */
         const int64_t row = n_rows == 1 ? 0 : i * (n_all - 1) / (n_rows - 1);
-        n_wrong +=
-            row_wrong(d, n_ranks, res, res->t0 + row / width, res->h0 + row % width, n_roundings);
+        n_wrong += row_wrong(d, n_ranks, res, res->t0 + row / width, res->h0 + row % width);
     }
     return n_wrong;
 }

@@ -32,9 +32,9 @@ struct bench_result {
     int64_t t0, t1, h0, h1;
 };
 /* How many elements and LSEs of up to n_rows rows, spread evenly, are off by more than the rounding
- * of the arithmetic allows: (n_ranks + 8) roundings of f32 at the largest value, and n_roundings to
+ * of the arithmetic allows: (n_ranks + 8) roundings of f32 at the largest value, and one to
  * dtype. In double, from the definition. */
 int64_t bench_data_wrong(const struct bench_data *d, int n_ranks, const struct bench_result *res,
-                         int64_t n_rows, int n_roundings);
+                         int64_t n_rows);
 
 #endif

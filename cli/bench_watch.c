@@ -24,6 +24,8 @@
 /* A longer gap than PAUSE_NS is a sleep of the whole run (Ctrl-Z, a suspended machine) and counts
  * as that, as in the group's own waits. */
 enum { LOOK_NS = 50000000, PAUSE_NS = 500000000, FORWARD_NS = 200000000, TEXT_BYTES = 400 };
+/* Deadlines that a call gets where nobody is seen to be missing. */
+enum { PATIENCE = 4 };
 /* Ranks that see nobody missing let others speak first: it may be one of another host. */
 static const long unknowing_ns = 700000000;
 
@@ -47,8 +49,10 @@ static bool list_missing(const struct bench_watch *w, char *text, size_t n_bytes
     const int me = dcp_group_rank(w->g);
     const bool has_proc = dcp__process_state((int)getpid()) != '\0';
     size_t used = 0;
+    bool has_seen = false;
     for (int r = 0; has_proc && r < dcp_group_size(w->g) && used < n_bytes; r++) {
         if (r == me || dcp_group_host(w->g, r) != dcp_group_host(w->g, me)) continue;
+        has_seen = true;
         const char state = dcp__process_state(w->pids[r]);
         const bool is_stopped = state == 'T' || state == 't';
         if (!is_stopped && state != '\0' && state != 'Z' && state != 'X') continue;
@@ -57,16 +61,23 @@ static bool list_missing(const struct bench_watch *w, char *text, size_t n_bytes
                              used > 0 ? ", " : "", r, w->pids[r], is_stopped ? "stopped" : "gone");
     }
     if (used == 0)
-        snprintf(text, n_bytes, "(MPI does not say which ranks; none of this host is stopped)");
+        snprintf(text, n_bytes, "(MPI does not say which ranks%s)",
+                 has_seen ? "; no other of this host is stopped" : "");
     return used > 0;
 }
 
-static void end_bench(const struct bench_watch *w)
+/* Of the call that has begun at since and not come back for waited_s: at its deadline where a rank
+ * is seen to be missing; later where none is, for it may be only slow. */
+static void look(const struct bench_watch *w, int64_t since, double waited_s)
 {
     char missing[TEXT_BYTES], text[TEXT_BYTES + 100];
-    if (!list_missing(w, missing, sizeof(missing))) pause_ns(unknowing_ns);
-    snprintf(text, sizeof(text), "rank %d waited %.1f s in MPI_Allreduce; did not arrive: %s",
-             dcp_group_rank(w->g), w->deadline_s, missing);
+    if (!list_missing(w, missing, sizeof(missing))) {
+        if (waited_s < PATIENCE * w->deadline_s) return;
+        pause_ns(unknowing_ns);
+        if (dcp__group_unguarded_since(w->g) != since) return;
+    }
+    snprintf(text, sizeof(text), "MPI_Allreduce has not come back for %.1f s; missing: %s",
+             waited_s, missing);
     launch_tell(w->g, DCP_ERR_TIMEOUT, text);
     fflush(stderr);
     pause_ns(FORWARD_NS); /* what a launcher has not forwarded by then is lost */
@@ -86,7 +97,8 @@ static void *watch_main(void *arg)
             waited = 0;
         } else if (begin != 0) {
             waited += now - last < PAUSE_NS ? now - last : PAUSE_NS;
-            if ((double)waited * 1e-9 >= w->deadline_s) end_bench(w);
+            const double waited_s = (double)waited * 1e-9;
+            if (waited_s >= w->deadline_s) look(w, since, waited_s);
         }
         last = now;
     }

@@ -38,8 +38,8 @@ int launch_mpi_env_size(void);
 
 /* A command that has failed before launch_run, with exit code rc and this text (is_said: printed;
  * NULL: nothing is to be said). Under an MPI launcher the others may wait for this process in
- * MPI_Init, some MPIs for ever: it goes there too, tells them, and all leave together. Where MPI's
- * module cannot be loaded the first process alone speaks. Returns the exit code. */
+ * MPI_Init, some MPIs for ever: it goes there too, tells them, and all leave together. Returns the
+ * exit code. */
 int launch_failed_early(int rc, const char *text, bool is_said);
 
 /* --- MPI modules, for `info` --- */

@@ -182,6 +182,15 @@ static dcp_status init_in_time(const dcp_mpi_module *mpi, double deadline_s)
 
 static bool has_begun; /* MPI, or the attempt */
 
+/* Before a text without MPI. What is wrong with all is said once: Open MPI's launcher ends the
+ * others some 0.7 s after the first has left (MPICH's lets each speak). What is wrong with this
+ * process alone is said a little later. */
+static void let_first_speak(void)
+{
+    const struct timespec pause = {.tv_sec = 2};
+    if (!launch_mpi_env_is_first()) (void)nanosleep(&pause, NULL);
+}
+
 int launch_failed_early(int rc, const char *text, bool is_said)
 {
     const char *name = NULL;
@@ -189,9 +198,7 @@ int launch_failed_early(int rc, const char *text, bool is_said)
     const dcp_mpi_module *mpi = NULL;
     const bool has_launcher = !has_begun && launch_mpi_env(&name, &size) && size != 1;
     const bool is_mute = has_launcher && load_module(name, RTLD_GLOBAL, &mpi) != DCP_OK;
-    /* Without a module nobody can be told, and each would say what all have found. The first says
-     * its own failure, or that the module cannot be loaded. */
-    if (is_mute && !launch_mpi_env_is_first()) return rc;
+    if (is_mute) let_first_speak();
     const bool is_alone = !has_launcher || is_mute || init_in_time(mpi, 0.0) != DCP_OK;
     dcp_group *g = NULL;
     if (is_alone || mpi->world_size() == 1 || mpi->create_world(NULL, &g) != DCP_OK) {
@@ -223,8 +230,8 @@ int launch_mpi(const struct launch_opts *opts, launch_fn *fn, void *ctx)
     }
     if (st == DCP_OK) st = init_in_time(mpi, opts->deadline_s);
     if (st != DCP_OK) {
-        if (launch_mpi_env_is_first())
-            fprintf(stderr, "dcp-attn: %s\n", message_plain(dcp_last_error()));
+        let_first_speak();
+        fprintf(stderr, "dcp-attn: %s\n", message_plain(dcp_last_error()));
         return 1;
     }
     const int size = mpi->world_size();

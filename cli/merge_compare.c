@@ -66,6 +66,12 @@ static double type_rtol(dcp_dtype type)
     return type == DCP_BF16 ? 0x1p-7 : type == DCP_F16 ? 0x1p-10 : 1e-5;
 }
 
+/* Of LSEs of that type: out may be of a coarser one. given: --rtol, < 0 for none. */
+static double lse_rtol(dcp_dtype type, double given)
+{
+    return fmax(type_rtol(type), given);
+}
+
 static dcp_dtype coarser(dcp_dtype a, dcp_dtype b)
 {
     return type_rtol(a) >= type_rtol(b) ? a : b;
@@ -113,15 +119,14 @@ static void compare_row(const struct compare_input *in, const struct compare_rep
     }
 }
 
-static void compare_lse(const struct compare_input *in, const struct compare_report *rep,
-                        const struct other_file *o, float there, int64_t row, int64_t t, int64_t h,
-                        struct found *f)
+static void compare_lse(const struct compare_input *in, const struct other_file *o, float there,
+                        int64_t row, int64_t t, int64_t h, struct found *f)
 {
     struct compare_place p = {.t = t, .h = h, .d = -1};
     const dcp_dtype type = st_to_dcp(o->lse->dtype);
     p.here = (double)in->merged_lse[row];
     p.there = (double)there;
-    p.allowed = fmax(type_rtol(type), rep->rtol) * fmax(1.0, isfinite(p.here) ? fabs(p.here) : 0.0);
+    p.allowed = lse_rtol(type, in->rtol) * fmax(1.0, isfinite(p.here) ? fabs(p.here) : 0.0);
     const double score = score_of(p.here, p.there, p.allowed, &p.error);
     p.ulps = p.error / element_ulp(type, p.there);
     if (score > 1.0) f->n_lse_beyond++;
@@ -151,7 +156,7 @@ static dcp_status compare_part(dcp_group *g, const struct compare_input *in,
         for (int64_t i = 0; i < width && st == DCP_OK; i++) {
             const int64_t row = (t - ts.begin) * width + i;
             compare_row(in, rep, there + i * in->dim, row, t, hs.begin + i, f);
-            if (o->lse != NULL) compare_lse(in, rep, o, lses[i], row, t, hs.begin + i, f);
+            if (o->lse != NULL) compare_lse(in, o, lses[i], row, t, hs.begin + i, f);
         }
     }
     dcp__free(mem);
@@ -470,7 +475,7 @@ static dcp_status diagnose(const struct compare_input *in, const struct other_fi
     s.rows.type = rep->type;
     s.rows.rtol = rep->rtol;
     s.rows.atol = rep->atol;
-    if (o->lse != NULL) s.rows.lse_rtol = fmax(type_rtol(st_to_dcp(o->lse->dtype)), rep->rtol);
+    if (o->lse != NULL) s.rows.lse_rtol = lse_rtol(st_to_dcp(o->lse->dtype), in->rtol);
     add_sample(&s, rep->out.t, rep->out.h);
     add_sample(&s, rep->lse.t, rep->lse.h);
     for (int r = 0; r < n && s.rows.n_rows < SAMPLED_ROWS / 2; r++) {

@@ -237,7 +237,8 @@ DCP_API void dcp_attend_get_info(const dcp_attend *a, dcp_attend_info *info_out)
  *  Accuracy: float32's. A sequence whose view is bf16 and whose n_rows * H / Hkv is above 32 has,
  *  on a CPU with AMX (dcp_attend_info.kernel says so), its weights cut to bf16, by 2^-8 of each at
  *  most around a factor that all have, and is divided by the sum of what is left; lse is of the
- *  weights before the cut, good to 2.7e-6 (docs/NUMERICS.md).
+ *  weights before the cut, good to 2.7e-6, and where q is no bf16 by 2^-17 of each product of a
+ *  score more (docs/NUMERICS.md).
  *  Cost: where ranks read each other's memory a record a tile and two more (with one slot two a
  *  tile and one more); elsewhere a record, and per tile a message to each peer and what the merge
  *  takes. Every rank takes rows * (H - H_r) * Dk * 4 bytes of q from peers. */

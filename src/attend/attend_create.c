@@ -6,6 +6,7 @@
  * many rows as what is left holds, the smallest of all ranks of the head group; attend_size.c has
  * the sums. Ranks that read each other's memory merge without a merge object. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "attend/attend_priv.h"
@@ -40,7 +41,11 @@ static const char *value_text(enum dcp__attend_kind kind, int64_t x, char *buf, 
     case DCP__ATTEND_FLAG:
         return x != 0 ? "yes" : "no";
     case DCP__ATTEND_F32:
-        snprintf(buf, n_bytes, "%g", (double)dcp__f32_from_bits((uint32_t)x));
+        /* The fewest digits that tell it from its neighbours. */
+        for (int n = 6; n <= 9; n++) {
+            snprintf(buf, n_bytes, "%.*g", n, (double)dcp__f32_from_bits((uint32_t)x));
+            if (dcp__f32_bits(strtof(buf, NULL)) == (uint32_t)x) break;
+        }
         return buf;
     case DCP__ATTEND_COUNT:
         break;

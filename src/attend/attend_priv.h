@@ -107,8 +107,8 @@ struct dcp_attend {
     int64_t *lo, *hi;                   /* [tile_rows] local indices that a row sees */
     struct dcp__attend_seg *segs;       /* [tile_rows] */
     struct dcp__attend_record *records; /* [all ranks], allocated apart */
-    float *split_out;                   /* [split_cap, D] */
-    float *split_lse;                   /* [split_cap] */
+    float *split_out;                   /* [split][pairs there are, D]: split_cap rows */
+    float *split_lse;                   /* [split][pairs there are] */
     int64_t split_rows; /* (row, head, split)s that a call may have: shapes the splits */
     int64_t split_cap;  /* that there is room for at once: follows the limit */
 };

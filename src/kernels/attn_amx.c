@@ -16,7 +16,7 @@
  *
  * What a row gets is then its own business: the result of the second where that is finite, else of
  * the third. (A token's rows together would not do: whether q has a second part is up to all rows
- * of a job, and where it has none no 0 meets an infinite key.) */
+ * of a pass, and where it has none no 0 meets an infinite key.) */
 #include <math.h>
 
 #include "kernels/attn_amx_priv.h"

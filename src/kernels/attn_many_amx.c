@@ -34,8 +34,8 @@
  * Accuracy. Weights are cut to bf16 (by 2^-8 of each at most around a factor that all have, rms
  * 0.0018), and divided by the sum of what is left of them, so an error is relative to how values
  * spread, not to their size; lse is of the weights before the cut, which are good to 2.7e-6. q
- * keeps 2^-17 in two bf16 parts; where bf16 holds all of a job's q, as engines in bf16 give it, the
- * second part is nothing and is left out, which changes no bit either.
+ * keeps 2^-17 in two bf16 parts; where bf16 holds all of a pass's q, as engines in bf16 give it,
+ * the second part is nothing and is left out, which changes no bit either.
  *
  * Instructions for 16 keys and 16 rows; n = Dk / 32 (twice that where q has two parts),
  * m = Dv / 32:
@@ -130,7 +130,9 @@ static void ahead_begin(struct many *m)
     const int64_t a_pair = m->is_late ? N_SUBS * m->a.k_steps + KEY_STEPS * m->a.v_steps : N_SUBS;
     const bool has_value = !amx_is_latent(&m->a);
     const int64_t lines = KEYS * (m->a.k_steps + (has_value ? m->a.v_steps : 0));
-    m->ahead = (struct ahead){.key = m->a.lo / KEYS * KEYS, .has_value = has_value};
+    /* Rows that see nothing: nothing lies there, wherever. */
+    const int64_t begin = m->a.lo < m->a.hi ? m->a.lo / KEYS * KEYS : 0;
+    m->ahead = (struct ahead){.key = begin, .has_value = has_value};
     ahead_find(m);
     m->ahead.a_step = amx_div_up(lines * FRACTION, amx_div_up(m->n_tiles, 2) * a_pair);
 }
@@ -501,7 +503,7 @@ static bool attend_pass(struct many *m)
     if (!m->is_late) memset(m->o, 0, (size_t)(m->n_tiles * m->dim_tiles * TILE_BYTES));
     for (int64_t tile = 0; tile < m->n_tiles; tile++) begin_tile(m, tile);
     amx_set_hull(&m->a, m->row0 / job->n_group, (m->row0 + m->n_rows - 1) / job->n_group + 1);
-    ahead_begin(m);
+    ahead_begin(m); /* q is packed under its first lines */
     pack_all_q(m);
     if (m->a.lo < m->a.hi) {
         tile_begin_all();

@@ -253,6 +253,13 @@ class Compare(unittest.TestCase):
         said = self.compare(self.merged(), "--algo", "direct", "--wire-dtype", "bf16")
         self.assertEqual((said["within"], said["rtol"]), (True, 1e-5))
 
+    def test_lse_of_a_coarse_result(self):
+        """LSEs in F32 are held to F32 whatever the type of out."""
+        merged, lse = self.merged()
+        self.assertTrue(self.compare((merged, lse), "--out-dtype", "bf16")["within"])
+        said = self.compare((merged, [x + 0.005 for x in lse]), "--out-dtype", "bf16")
+        self.assertEqual((said["within"], said["beyond"], said["lse_beyond"]), (False, 0, len(lse)), said)
+
     def test_no_tokens(self):
         files = [self.path("none0.safetensors"), self.path("none1.safetensors")]
         for f in files:

@@ -6,6 +6,7 @@
 
 #include "base/cpu_priv.h"
 #include "base/pool_priv.h"
+#include "kernels/attn_amx_priv.h"
 #include "kernels/tile_amx.h"
 
 static void check_shape(const struct shape *shape, double *worst)
@@ -526,6 +527,44 @@ static void test_ways(void **state)
     }
 }
 
+/* Row tiles of a pair that see parts of a block with a hole in between, rows that see nothing and
+ * pairs that begin late, on scratch full of NaN: what was not written is not read, so no row needs
+ * to be done again. */
+static void test_holes(void **state)
+{
+    (void)state;
+    rng_state = 22;
+    use_tiles();
+    double worst = 0.0;
+    for (int which = 0; which < 4; which++) {
+        /* 24 tokens x 4: three pairs, late; 72 x 4: nine, not */
+        const bool is_late = which % 2 == 0;
+        struct shape s = plain(64, 64, is_native ? 1200 : 560, is_late ? 24 : 72, 4);
+        s.page_tokens = 64;
+        s.is_packed = true;
+        s.latent = which >= 2;
+        struct fixture f;
+        fixture_make(&f, &s);
+        for (int64_t t = 0; t < s.n_tokens; t++) {
+            const int64_t tile = t / 4;
+            /* Of the second and third block: its begin, its end, nothing. */
+            f.lo[t] = tile % 2 == 0 ? 0 : 450;
+            f.hi[t] = tile % 2 == 0 ? 290 : s.n_keys;
+            if (tile / 2 == 1) f.lo[t] = f.hi[t] = tile; /* nothing */
+            if (tile == 4) f.lo[t] = f.hi[t] = 0;
+        }
+        const size_t n_bytes = dcp__attn_amx_many_bytes(s.n_tokens * s.n_group, f.job.dk, f.job.dv);
+        f.job.call_rows = 1000;
+        memset(f.scratch, 0xff, n_bytes);
+        if (is_native) assert_true(dcp__attn_amx_many(&f.job));
+        memset(f.scratch, 0xff, n_bytes);
+        run(&f);
+        check_rows(&f, &worst);
+        check_batching(&f);
+        fixture_free(&f);
+    }
+}
+
 /* An infinite key meets a second part of q that is 0, and makes NaN of it, where another row of the
  * job has one, and nothing where none has: the same bits all the same. */
 static void test_infinite_key(void **state)
@@ -727,7 +766,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_minus_infinity), cmocka_unit_test(test_pages),
         cmocka_unit_test(test_infinite_key),   cmocka_unit_test(test_low_scores),
         cmocka_unit_test(test_ways),           cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_accuracy),
+        cmocka_unit_test(test_holes),          cmocka_unit_test(test_accuracy),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     const int rc = cmocka_run_group_tests(tests, NULL, NULL);
