@@ -48,13 +48,14 @@ static const struct option_def bench_options[] = {
     {"heads", 0, OPT_INT, AT(heads), "H", 1, 1e6, NULL, "without --shape: heads (default 96)"},
     {"dim", 0, OPT_INT, AT(dim), "D", 1, 1e6, NULL, "without --shape: dim (default 512)"},
     {"algo", 0, OPT_STRING, AT(algos), "LIST", 0, 0, NULL,
-     "algorithms, between commas (default all; the published forms always run)"},
+     "algorithms, between commas; all or auto: every one that can run (default; the published "
+     "forms always run)"},
     {"dtype", 0, OPT_STRING, AT(dtypes), "LIST", 0, 0, NULL,
      "types of partial and result: f32, bf16, f16 (default f32)"},
     {"cut", 0, OPT_ENUM, AT(cut), NULL, 0, 0, "heads|tokens|none",
      "how the result is spread (default heads)"},
     {"order", 0, OPT_ENUM, AT(order), NULL, 0, 0, "auto|rank|any",
-     "rank leaves out what sums in another order (default auto: as any, nothing; the published "
+     "rank: without those that sum in another order; any, auto: with them (default; the published "
      "forms always run)"},
     {"wire-dtype", 0, OPT_ENUM, AT(wire), NULL, 0, 0, DTYPE_CHOICES,
      "type of payloads between ranks (default auto: --dtype's; else narrower); for alltoall alone, "
@@ -454,8 +455,13 @@ static void print_table(dcp_group *g, const struct bench_values *v, const struct
     char(*cells)[TABLE_CELL_BYTES] =
         calloc((size_t)(all->n + 1) * N_COLUMNS, sizeof(char[TABLE_CELL_BYTES]));
     if (cells == NULL) return;
-    printf("%d rank%s, %s, %s result, bound: %s\n", n, message_s(n), dcp_group_kind(g),
+    const int n_hosts = dcp_group_n_hosts(g);
+    char hosts[32] = "";
+    if (n_hosts > 1) snprintf(hosts, sizeof(hosts), " of %d hosts", n_hosts);
+    printf("%d rank%s%s, %s, %s result, bound: %s\n", n, message_s(n), hosts, dcp_group_kind(g),
            v->in_place ? "in place" : "contiguous", all->pinning);
+    if (v->wire != 0)
+        printf("alltoall sends %s; no other has a choice\n", dcp_dtype_name((dcp_dtype)v->wire));
     if (n == 1) printf("%s\n", one_rank_text);
     if (all->read_GBps > 0)
         printf("plain read at the largest shape: %.1f GB/s, all ranks together (%s); load %.1f\n",

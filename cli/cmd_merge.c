@@ -237,19 +237,21 @@ static void print_report(dcp_group *g, const struct merge_values *v, const dcp_m
 {
     char cut[16], a[TABLE_CELL_BYTES], b[TABLE_CELL_BYTES];
     options_choice(CUT_CHOICES, v->cut, cut, sizeof(cut));
+    const bool is_chosen = v->algo == (int)DCP_MERGE_AUTO && info->why != NULL;
     const bool is_rounded = sent_type(v, info, DCP_DTYPE_DEFAULT) != DCP_DTYPE_DEFAULT;
     if (!v->json) {
         fprintf(stderr,
                 "merged %d partial%s (%s, %s order, %s, cut by %s%s%s)%s%s\n"
                 "%lld non-finite value%s, %lld bad and %lld empty LSE%s\n"
-                "workspace %s a rank, %s moved\n",
+                "workspace %s a rank, %s moved\n%s%s%s",
                 dcp_group_size(g), message_s(dcp_group_size(g)), info->algo_name, info->order,
                 dcp_group_kind(g), cut, is_rounded ? ", messages in " : "",
                 is_rounded ? dcp_dtype_name((dcp_dtype)v->wire_dtype) : "",
                 v->output != NULL ? " into " : "", v->output != NULL ? v->output : "",
                 (long long)stats->nonfinite_values, message_s(stats->nonfinite_values),
                 (long long)stats->lse_bad, (long long)stats->lse_empty, message_s(stats->lse_empty),
-                table_bytes((uint64_t)workspace_bytes, a), table_bytes((uint64_t)wire_bytes, b));
+                table_bytes((uint64_t)workspace_bytes, a), table_bytes((uint64_t)wire_bytes, b),
+                is_chosen ? "algorithm: " : "", is_chosen ? info->why : "", is_chosen ? "\n" : "");
         if (v->compare != NULL) compare_print(compared, stdout);
         return;
     }
@@ -257,6 +259,7 @@ static void print_report(dcp_group *g, const struct merge_values *v, const dcp_m
     jout_begin(&j, stdout);
     jout_int(&j, "ranks", dcp_group_size(g));
     jout_str(&j, "algo", info->algo_name);
+    jout_str(&j, "why", info->why != NULL ? info->why : "");
     jout_str(&j, "order", info->order);
     jout_str(&j, "comm", dcp_group_kind(g));
     jout_str(&j, "cut", cut);

@@ -68,6 +68,10 @@ class Bench(unittest.TestCase):
         self.assertEqual({(r["order"], r["wire_dtype"]) for r in rows if r["algo"][:9] == "allreduce"}, {("transport's", "f32")})
         rows = self.bench("-n", "2", "--shape", "3,4,32", "--dtype", "f32,f16", "--wire-dtype", "f16", "--algo", "alltoall")
         self.assertEqual({r["dtype"]: r["wire_dtype"] for r in rows if r["algo"] == "alltoall"}, {"f32": "f16", "f16": "f16"})
+        _, text, _ = run("bench", "merge", "-n", "4", "--shape", "1,4,4", "--algo", "alltoall", "--wire-dtype", "bf16", "--time", "0.01",
+                         env={"DCP_ATTN_RANKS_PER_HOST": "2"})
+        self.assertTrue(text.startswith("4 ranks of 2 hosts, shm"), text)
+        self.assertIn("alltoall sends bf16", text)
 
     def test_sizes(self):
         rows = self.bench("-n", "2", "--algo", "direct", "--min-bytes", "4K", "--max-bytes", "64K", "--factor", "4", "--heads", "4", "--dim", "64")

@@ -358,7 +358,7 @@ class Files(unittest.TestCase):
 
     def test_merge_json(self):
         said = self.merge()
-        self.assertEqual(set(said), {"ranks", "algo", "order", "comm", "cut", "nonfinite_values", "lse_bad", "lse_empty", "workspace_bytes", "wire_bytes"})
+        self.assertEqual(set(said), {"ranks", "algo", "why", "order", "comm", "cut", "nonfinite_values", "lse_bad", "lse_empty", "workspace_bytes", "wire_bytes"})
         self.assertEqual((said["ranks"], said["comm"], said["cut"]), (2, "shm", "heads"))
 
     def test_environment_and_flag(self):
