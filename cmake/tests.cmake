@@ -81,7 +81,7 @@ if(TARGET dcp-attn AND DCP_PYTHON)
       COMMAND ${DCP_PYTHON} ${CMAKE_SOURCE_DIR}/tests/engine/test_memory.py $<TARGET_FILE:dcp-attn>)
     set_tests_properties(engine/test_memory PROPERTIES TIMEOUT 250)
   endif()
-  set_tests_properties(cli/test_cli PROPERTIES TIMEOUT 180)
+  set_tests_properties(cli/test_cli PROPERTIES TIMEOUT 600)
   set_tests_properties(fault/test_fault PROPERTIES TIMEOUT 600 RUN_SERIAL ON)
 endif()
 # The stored merge cases, by every algorithm and transport. Under mpirun each case is a launch of its own, so there the two ways
