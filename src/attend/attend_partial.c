@@ -95,7 +95,8 @@ void dcp__attend_plan_tile(struct dcp_attend *a, struct dcp__attend_tile *tile)
             seg->seq = s;
             seg->row = row;
             seg->n_rows = n;
-            seg->block_rows = tile_block_rows(a, tile->n_rows);
+            /* Splits feed the threads already. */
+            seg->block_rows = seg->split.n > 1 ? a->block_rows : tile_block_rows(a, tile->n_rows);
             seg->n_token_blocks = div_up(n, seg->block_rows);
             seg->item = tile->n_items;
             tile->n_items +=
