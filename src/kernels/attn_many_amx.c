@@ -363,8 +363,7 @@ static void begin_tile(struct many *m, int64_t tile)
     }
 }
 
-/* 32 dims of a row from d on, x times by; what is infinite or NaN. + 0: a zero has no sign that
- * other rows could have changed. */
+/* 32 dims of a row from d on; which of them are infinite or NaN. */
 AMX_INLINE __mmask16 end_row(float *out, int64_t d, int64_t dv, vf x0, vf x1)
 {
     const int64_t left = dv - d;
@@ -377,7 +376,8 @@ AMX_INLINE __mmask16 end_row(float *out, int64_t d, int64_t dv, vf x0, vf x1)
     }
     return _mm512_fpclass_ps_mask(x0, 0x99) | _mm512_fpclass_ps_mask(x1, 0x99);
 }
-/* O to rows of out, times their factors; false: something in it is infinite or NaN. */
+/* O to rows of out, times their factors; false: something in it is infinite or NaN. + 0: a zero has
+ * no sign that other rows could have changed. */
 static bool end_late_o(struct many *m, int64_t tile, int n, const float *factors)
 {
     const int64_t dv = m->a.job->dv;

@@ -330,7 +330,8 @@ AMX_INLINE void hot_values(struct many *m, const struct pair *pair, int64_t d,
 #undef HOT_EVEN
 #undef HOT_ODD
 
-AMX_INLINE void zero_scores(bool two)
+/* C 0-3, scores or O. */
+AMX_INLINE void zero_c(bool two)
 {
     TILE_ZERO(0);
     TILE_ZERO(1);
@@ -358,7 +359,7 @@ AMX_INLINE void hot_item(struct many *m, const struct item *now, float *s,
     const int64_t n_steps = n != 0 ? n : m->a.k_steps;
     const int64_t half = n_steps / 2;
     struct hot hot = {PACE_HALF, is_exact, is_late};
-    zero_scores(true);
+    zero_c(true);
     if (due != NULL) {
         if (n != 0) hot.pace = hot_pace(a_step * n);
         hot_scores(m, now, 0, n_steps, before, 0, hot);
@@ -422,7 +423,7 @@ AMX_INLINE void scores_over_soft(struct many *m, const struct item *now, float *
     /* Without one: the state of this item, which goes nowhere. */
     struct soft x = soft_begin(m, before != NULL ? before : now, 0);
     if (before == NULL) x.pair = SUB_PAIRS;
-    zero_scores(kind.two);
+    zero_c(kind.two);
     score_steps(m, now, 0, half, &x, kind);
     if (before != NULL) soft_end(m, before, 0, x.sum, x.weight_sum);
     if (is_split) {
@@ -566,7 +567,7 @@ AMX_INLINE void late_block(struct many *m, const struct pair *pair, int64_t d, b
     if (m->tiles[pair->tile].has_o)
         load_o(o0, o1, two);
     else
-        zero_scores(two);
+        zero_c(two);
     for (int i = pair->sub_begin; i < pair->sub_end; i++) {
         const char *const p = pair->p + i * TILE_BYTES;
         const char *const v = m->vt + i * TILE_BYTES;
