@@ -68,16 +68,6 @@ static void plan_splits(const struct dcp_attend *a, const struct dcp__attend_til
     seg->split = dcp__attend_split_keys(lo, hi, tile->max_splits);
 }
 
-/* Tokens of a job in a tile of n_rows: two jobs or more for each thread, as far as jobs do not come
- * below DCP__ATTN_ROWS_MAX rows. (8 KV heads, 4 query heads each, 512 tokens in jobs of 1,024 rows:
- * 16 jobs, whatever the threads.) */
-static int64_t tile_block_rows(const struct dcp_attend *a, int64_t n_rows)
-{
-    const int64_t n_blocks = div_up(2 * a->d.n_threads, a->d.n_kv_heads * a->n_head_blocks);
-    const int64_t least = div_up(DCP__ATTN_ROWS_MAX, a->block_heads);
-    return min_i64(a->block_rows, max_i64(least, div_up(n_rows, n_blocks)));
-}
-
 void dcp__attend_plan_tile(struct dcp_attend *a, struct dcp__attend_tile *tile)
 {
     const dcp_attend_args *args = tile->args;
@@ -95,8 +85,9 @@ void dcp__attend_plan_tile(struct dcp_attend *a, struct dcp__attend_tile *tile)
             seg->seq = s;
             seg->row = row;
             seg->n_rows = n;
-            /* Splits feed the threads already. */
-            seg->block_rows = seg->split.n > 1 ? a->block_rows : tile_block_rows(a, tile->n_rows);
+            seg->block_rows = dcp__attend_block_rows(a->block_rows, a->block_heads,
+                                                     a->d.n_kv_heads * a->n_head_blocks,
+                                                     a->d.n_threads, tile->n_rows, seg->split.n);
             seg->n_token_blocks = div_up(n, seg->block_rows);
             seg->item = tile->n_items;
             tile->n_items +=

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the keys of a sequence are cut, as a function of numbers alone.
+/* Where the keys of a sequence are cut, and how many tokens a job gets, as functions of numbers
+ * alone.
  *
  *     local index    base      base + S    base + 2 S    base + 3 S
  *     visible         |--|---------|------------|---------|--|       3 ranges and a rest: 4
@@ -41,6 +42,23 @@ static inline struct dcp__attend_split dcp__attend_split_keys(int64_t lo, int64_
     split.keys = (keys + DCP__ATTN_KEY_BLOCK - 1) / DCP__ATTN_KEY_BLOCK * DCP__ATTN_KEY_BLOCK;
     split.n = n_keys / split.keys + (n_keys % split.keys != 0);
     return split;
+}
+
+/* Tokens of a job in a tile of n_rows tokens: best, what a job of block_heads query heads is best
+ * given; or fewer, so that each of n_threads has two jobs or more, as far as jobs do not come below
+ * DCP__ATTN_ROWS_MAX rows. (8 KV heads, 4 query heads each, 512 tokens in jobs of 1,024 rows: 16
+ * jobs, whatever the threads.) Where keys are cut, ranges feed the threads already: a job of fewer
+ * tokens would only read its keys again. n_head_blocks: of all KV heads. */
+static inline int64_t dcp__attend_block_rows(int64_t best, int64_t block_heads,
+                                             int64_t n_head_blocks, int64_t n_threads,
+                                             int64_t n_rows, int64_t n_splits)
+{
+    if (n_splits > 1) return best;
+    const int64_t n_blocks = (2 * n_threads + n_head_blocks - 1) / n_head_blocks;
+    const int64_t least = (DCP__ATTN_ROWS_MAX + block_heads - 1) / block_heads;
+    int64_t rows = n_rows / n_blocks + (n_rows % n_blocks != 0);
+    if (rows < least) rows = least;
+    return rows < best ? rows : best;
 }
 
 #endif

@@ -114,9 +114,33 @@ static void test_examples(void **state)
     }
 }
 
+/* Jobs of rows: enough for the threads, none too small, whole where keys are cut. */
+static void test_block_rows(void **state)
+{
+    (void)state;
+    /* MLA of 96 heads, two tokens, cut keys: one job for both, however many the threads. */
+    for (int64_t threads = 1; threads <= 64; threads *= 2)
+        assert_int_equal(dcp__attend_block_rows(2, 96, 1, threads, 2, 8), 2);
+    /* 512 tokens, 8 KV heads of 4: best for two threads, 43 for 48, never below 96 rows. */
+    assert_int_equal(dcp__attend_block_rows(256, 4, 8, 2, 512, 1), 256);
+    assert_int_equal(dcp__attend_block_rows(256, 4, 8, 48, 512, 1), 43);
+    assert_int_equal(dcp__attend_block_rows(256, 4, 8, 4096, 512, 1), 24);
+    for (int64_t heads = 1; heads <= 128; heads += 9) {
+        for (int64_t threads = 1; threads <= 200; threads += 13) {
+            for (int64_t rows = 1; rows <= 5000; rows = rows * 3 + 1) {
+                const int64_t best = div_up(1024, heads), least = div_up(DCP__ATTN_ROWS_MAX, heads);
+                const int64_t x = dcp__attend_block_rows(best, heads, 8, threads, rows, 1);
+                assert_true(x >= 1 && x <= best && (x >= least || x == best));
+                assert_true(x <= least || x == best || 8 * div_up(rows, x) >= threads);
+            }
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_block_rows),
         cmocka_unit_test(test_every_division),
         cmocka_unit_test(test_monotone),
         cmocka_unit_test(test_examples),
