@@ -12,6 +12,8 @@
 
 #include "kernels/attn_view.h"
 
+#define AMX_INLINE static inline __attribute__((always_inline))
+
 enum {
     /* Rows of a call's KV head up to which the few-row kernel is taken. */
     AMX_FEW_ROWS = 32,
@@ -58,6 +60,50 @@ static inline void *amx_take(uintptr_t *at, int64_t n_bytes)
     void *const p = (void *)*at;
     *at += (uintptr_t)(amx_div_up(n_bytes, 64) * 64);
     return p;
+}
+
+/* Values are the first columns of keys: their lines come with those of K. */
+static inline bool amx_is_latent(const struct amx_job *a)
+{
+    const dcp_kv_view *const v = a->job->view;
+    return v->k_base == v->v_base && v->k_page_stride_bytes == v->v_page_stride_bytes &&
+           v->k_slot_stride == v->v_slot_stride && v->k_head_stride == v->v_head_stride;
+}
+
+/* Keys [begin, begin + 16) as they lie; at NULL unless they are in one page, all inside the hull,
+ * and a whole number of tiles wide. */
+static inline struct amx_keys amx_natural_keys(const struct amx_job *a, int64_t begin,
+                                               bool is_value)
+{
+    const dcp_kv_view *const view = a->job->view;
+    const int64_t dims = is_value ? a->job->dv : a->job->dk;
+    const struct amx_keys none = {NULL, 0};
+    if (begin < a->lo || begin + AMX_GROUP > a->hi || dims % AMX_STEP != 0) return none;
+    const int64_t page = begin / view->page_tokens;
+    const int64_t slot = begin - page * view->page_tokens;
+    if (slot + AMX_GROUP > view->page_tokens) return none;
+    const char *const base = is_value ? view->v_base : view->k_base;
+    const int64_t head_bytes = 2 * (is_value ? view->v_head_stride : view->k_head_stride);
+    const int64_t slot_bytes = 2 * (is_value ? view->v_slot_stride : view->k_slot_stride);
+    const int64_t page_bytes = is_value ? view->v_page_stride_bytes : view->k_page_stride_bytes;
+    return (struct amx_keys){base + a->job->kv_head * head_bytes + view->pages[page] * page_bytes +
+                                 slot * slot_bytes,
+                             slot_bytes};
+}
+
+/* Keys from begin on, whose first 16 amx_natural_keys finds, with rows at one stride: whole groups,
+ * across pages that lie one after the other. */
+static inline int64_t amx_run_keys(const struct amx_job *a, int64_t begin, bool is_value)
+{
+    const dcp_kv_view *const view = a->job->view;
+    const int64_t slot_bytes = 2 * (is_value ? view->v_slot_stride : view->k_slot_stride);
+    const int64_t page_bytes = is_value ? view->v_page_stride_bytes : view->k_page_stride_bytes;
+    const int64_t n = view->page_tokens;
+    int64_t page = begin / n;
+    int64_t end = (page + 1) * n;
+    if (page_bytes == n * slot_bytes)
+        for (; end < a->hi && view->pages[page + 1] == view->pages[page] + 1; page++) end += n;
+    return (attn_min(end, a->hi) - begin) / AMX_GROUP * AMX_GROUP;
 }
 
 #endif

@@ -25,7 +25,7 @@
  *                                                      items of the next pair, P in L1
  *
  * Both add the same products in the same order: which is taken changes no bit. Rows of the next
- * block go to L2 meanwhile, a few lines at a time.
+ * block go to L2 meanwhile (attn_ahead_amx.h).
  *
  * The maximum: none is computed. A row's reference is an integer and stays as long as the weights
  * of an item sum to less than 2^40; else (and at a row's first keys) it is moved to the item's
@@ -47,17 +47,19 @@
  * Speed (an AMX server of 2.6 GHz, one thread, bench_attn, 4,096 keys from memory, q in bf16),
  * share of the 2.66 TFLOP/s that products reach on random tiles:
  *     128/128, 256 tokens of 4 heads 0.45, 512 of 8 0.43; q in two parts 0.35
- *     MLA 576/512 of 96 heads: 1 token 0.42, 2 tokens 0.57; q in two parts 0.37, 0.45
+ *     MLA 576/512 of 96 heads: 1 token 0.50, 2 tokens 0.61; q in two parts 0.38, 0.46
  * What is left. A 2 x 2 step with K in L1 and q streaming takes 64 to 70 cycles for 4 products, so
  * QK alone is near its peak; around each item come some 300 cycles (4 tiles out, two sums, two
  * transpositions). 128/128: two chains of products with V, of 52 cycles a product and chain, take
  * 416 cycles for 256 of work; with four chains the softmax of every other item is bare: no gain;
- * nor from QK and PV in one loop, 6 chains. MLA: a block takes 31 us from L2 (products 20) and 45
- * from memory, whose 4,608 lines take places that tiles from L2 want. The hardware fetches ahead
- * only behind runs of 9 lines and more: leaving out every second line takes a tenth longer. What
- * did not help either: packing keys in front of their products, in blocks or items; q to L1 one to
- * three steps ahead (0.9 of the speed); columns of 64 dims; blocks of 128 or 512 keys; all lines
- * ahead under scores, or under values; two blocks a column, O still in L1.
+ * nor from QK and PV in one loop, 6 chains. MLA: a block's products alone would take 20 us, from L2
+ * it takes 31 to 40 and from memory 38 to 45, by the hour. What did not help: packing keys in front
+ * of their products, in blocks or items; q to L1 one to three steps ahead (0.9 of the speed);
+ * columns of 64 dims; blocks of 128 or 512 keys; all lines ahead under scores, or under values; two
+ * blocks a column, O still in L1; V made tiles under the scores (its stores to L2: 9 us a block);
+ * three row tiles at a time with values, P in L1 (V is then made twice, 5 us each); a pair's
+ * second row tile four steps behind its first, so that O comes and goes under products; V's tiles
+ * made evenly under all pairs; V staged by tile loads that pass L1 by.
  *
  * Files: attn_many_soft_amx.h softmax and values' tiles, attn_many_loops_amx.h the products.
  * Limits: passes of dcp__attn_amx_rows_most rows. Scratch per dcp__attn_amx_many_bytes. */
@@ -103,7 +105,7 @@ static void find_block(struct many *m, int64_t begin)
         const struct amx_keys v = amx_natural_keys(&m->a, at, true);
         if (v.at != NULL) touch(v, m->a.v_steps);
     }
-    ahead_from(m, begin + KEYS);
+    ahead_from(&m->a, &m->ahead, begin + KEYS);
     m->part = 0;
     m->n_parts_v = KEY_STEPS * 2 * m->a.v_steps;
     /* All under the scores of the first pair, whose values are the first to want it. */
@@ -120,21 +122,22 @@ static void find_item(struct many *m, int64_t begin, int sub)
         const int64_t at = begin + sub * SUB_KEYS + i * AMX_GROUP;
         m->k[sub * n + i] = amx_find_keys(&m->a, at, false, true, m->k_stage + i * k_bytes);
     }
-    ahead_from(m, begin + (sub + 1) * SUB_KEYS);
+    ahead_from(&m->a, &m->ahead, begin + (sub + 1) * SUB_KEYS);
 }
 
-/* Lines spread evenly over a block: late over all products, those with V included, else over items.
- * Late, the first come while q is packed. */
-static void ahead_begin(struct many *m)
+/* Spread evenly over a block: late over all products, those with V included, else over items. Late,
+ * the first come while q is packed. */
+static void begin_ahead(struct many *m)
 {
     const int64_t a_pair = m->is_late ? N_SUBS * m->a.k_steps + KEY_STEPS * m->a.v_steps : N_SUBS;
-    const bool has_value = !amx_is_latent(&m->a);
-    const int64_t lines = KEYS * (m->a.k_steps + (has_value ? m->a.v_steps : 0));
     /* Rows that see nothing: nothing lies there, wherever. */
     const int64_t begin = m->a.lo < m->a.hi ? m->a.lo / KEYS * KEYS : 0;
-    m->ahead = (struct ahead){.key = begin, .has_value = has_value};
-    ahead_find(m);
-    m->ahead.a_step = amx_div_up(lines * FRACTION, amx_div_up(m->n_tiles, 2) * a_pair);
+    ahead_begin(&m->a, &m->ahead, begin, KEYS, amx_div_up(m->n_tiles, 2) * a_pair);
+    const int64_t lines = KEYS * (m->a.k_steps + (m->ahead.has_value ? m->a.v_steps : 0));
+    m->first_units = 0;
+    if (m->is_late)
+        m->first_units =
+            amx_div_up(lines * FIRST_PERCENT, 100 * UNIT_LINES * m->n_tiles * m->a.k_steps);
 }
 
 /* at[16], relative to begin, kept in the item. */
@@ -317,7 +320,7 @@ static bool pack_q(struct many *m, int64_t tile)
         }
         if (m->n_parts == 1 && _mm512_test_epi32_mask(rest, _mm512_set1_epi32(0xffff)) != 0)
             return false;
-        if (m->is_late) fetch_ahead(m, FIRST_LINES);
+        for (int64_t i = 0; i < m->first_units; i++) ahead_unit(&m->a, &m->ahead);
         for (int j = 0; j < m->n_parts; j++) {
             vf_transpose(part[j]);
             for (int i = 0; i < VF_LANES; i++)
@@ -503,7 +506,7 @@ static bool attend_pass(struct many *m)
     if (!m->is_late) memset(m->o, 0, (size_t)(m->n_tiles * m->dim_tiles * TILE_BYTES));
     for (int64_t tile = 0; tile < m->n_tiles; tile++) begin_tile(m, tile);
     amx_set_hull(&m->a, m->row0 / job->n_group, (m->row0 + m->n_rows - 1) / job->n_group + 1);
-    ahead_begin(m); /* q is packed under its first lines */
+    begin_ahead(m); /* q is packed under its first lines */
     pack_all_q(m);
     if (m->a.lo < m->a.hi) {
         tile_begin_all();

@@ -16,54 +16,11 @@
             TILE_LOAD(tile, at, stride);                                                           \
     } while (0)
 
-/* ---- memory, meanwhile ---- */
-
-static __attribute__((noinline)) void ahead_find(struct many *m)
-{
-    struct ahead *const x = &m->ahead;
-    const struct amx_keys keys = amx_natural_keys(&m->a, x->key, x->is_value);
-    x->at = keys.at;
-    x->stride = keys.stride;
-    x->n_lines = x->is_value ? m->a.v_steps : m->a.k_steps;
-    x->row = 0;
-    x->line = 0;
-}
-/* From key on: what is used up needs no fetching. */
-static void ahead_from(struct many *m, int64_t key)
-{
-    if (m->ahead.key >= key) return;
-    m->ahead.key = key;
-    m->ahead.is_value = false;
-    ahead_find(m);
-}
-static __attribute__((noinline)) void ahead_next_row(struct many *m)
-{
-    struct ahead *const x = &m->ahead;
-    x->line = 0;
-    if (x->at != NULL) x->at += x->stride;
-    if (++x->row < AMX_GROUP) return;
-    x->is_value = x->has_value && !x->is_value;
-    if (!x->is_value) x->key += AMX_GROUP;
-    ahead_find(m);
-}
-/* Line by line: a row at once, 18 lines of MLA's, takes all 16 places for lines on their way into
- * L1, and tiles wait (6% of the time). */
-AMX_INLINE void fetch_ahead(struct many *m, int n_lines)
-{
-    struct ahead *const x = &m->ahead;
-    for (; n_lines > 0; n_lines--) {
-        if (x->at != NULL) _mm_prefetch(x->at + x->line * TILE_ROW_BYTES, _MM_HINT_T1);
-        if (++x->line == x->n_lines) ahead_next_row(m);
-    }
-}
 /* Late, once a step: with scores after 2, 4 or 8 products (a row tile or two, q in one part or
  * two), with values after 2 or 4; else once an item. */
 AMX_INLINE void do_ahead(struct many *m)
 {
-    struct ahead *const x = &m->ahead;
-    x->due += x->a_step;
-    fetch_ahead(m, (int)(x->due / FRACTION));
-    x->due %= FRACTION;
+    ahead_step(&m->a, &m->ahead);
 }
 
 /* What is known when this is compiled. */

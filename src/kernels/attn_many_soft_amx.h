@@ -4,6 +4,7 @@
 #ifndef DCP_KERNELS_ATTN_MANY_SOFT_AMX_H
 #define DCP_KERNELS_ATTN_MANY_SOFT_AMX_H
 
+#include "kernels/attn_ahead_amx.h"
 #include "kernels/attn_tiles_amx.h"
 
 enum {
@@ -17,9 +18,8 @@ enum {
     P_BYTES = N_SUBS * SUB_BYTES,           /* of a row tile */
     LATE_TILES = 16,                        /* so many at most: late */
     PACK_AHEAD = 3,                         /* steps */
-    FRACTION = 16,
-    FIRST_LINES = 10,   /* for each 16 rows x 32 dims of q that are packed */
-    FETCH_BYTES = 2048, /* ahead of rows that are read one after the other */
+    FIRST_PERCENT = 25,                     /* of a block's lines come while q is packed */
+    FETCH_BYTES = 2048,                     /* ahead of rows that are read one after the other */
     ROWS_LEAST = 96,
     ROWS_MOST = 1024,
     O_BYTES = 512 << 10 /* of O^T, which stays in L2 */
@@ -31,16 +31,6 @@ struct row_tile {
     int64_t lo, hi;         /* hull of what they see */
     int64_t all_lo, all_hi; /* what all of them see */
     bool has_o;             /* else nothing is in O yet, not even zeros: late */
-};
-
-/* Rows on their way to L2, K's and V's in turns, group by group, at the pace of the products. */
-struct ahead {
-    const char *at;           /* the next row; NULL: none that is read as it lies */
-    int64_t stride, row;      /* of 16 */
-    int64_t n_lines, line;    /* of a row */
-    int64_t key;              /* first of the group */
-    int64_t due, a_step;      /* lines, in 1 / FRACTION */
-    bool is_value, has_value; /* V's rows are not K's */
 };
 
 struct many {
@@ -66,6 +56,7 @@ struct many {
     int64_t begin, part, n_parts_v, parts_a_step;
     struct amx_keys v[N_GROUPS]; /* of the two groups in the making; late: of the block */
     struct ahead ahead;
+    int64_t first_units; /* for each 16 rows x 32 dims of q that are packed */
 };
 
 /* A row tile or two and SUB_KEYS keys: scores in s, weights to p. */

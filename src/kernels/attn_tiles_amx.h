@@ -10,8 +10,6 @@
 #include "kernels/simd_f32_avx512.h"
 #include "kernels/tile_amx.h"
 
-#define AMX_INLINE static inline __attribute__((always_inline))
-
 /* A maximum below every score of a size that is left to tiles: the first block needs no case of its
  * own. A row that sees keys and still has it at the end is left to AVX-512. */
 static const float amx_no_max = -3e38f;
@@ -41,14 +39,6 @@ static inline void amx_job_begin(struct amx_job *a, const struct dcp__attn_job *
     a->unit = (double)size / (double)a->scale2;
 }
 
-/* Values are the first columns of keys: their lines come with those of K. */
-static inline bool amx_is_latent(const struct amx_job *a)
-{
-    const dcp_kv_view *const v = a->job->view;
-    return v->k_base == v->v_base && v->k_page_stride_bytes == v->v_page_stride_bytes &&
-           v->k_slot_stride == v->v_slot_stride && v->k_head_stride == v->v_head_stride;
-}
-
 /* The hull of what tokens [t0, t1) see. */
 static inline void amx_set_hull(struct amx_job *a, int64_t t0, int64_t t1)
 {
@@ -62,27 +52,6 @@ static inline void amx_set_hull(struct amx_job *a, int64_t t0, int64_t t1)
         a->lo = attn_min(a->lo, lo);
         a->hi = attn_max(a->hi, hi);
     }
-}
-
-/* Keys [begin, begin + 16) as they lie; at NULL unless they are in one page, all inside the hull,
- * and a whole number of tiles wide. */
-static inline struct amx_keys amx_natural_keys(const struct amx_job *a, int64_t begin,
-                                               bool is_value)
-{
-    const dcp_kv_view *const view = a->job->view;
-    const int64_t dims = is_value ? a->job->dv : a->job->dk;
-    const struct amx_keys none = {NULL, 0};
-    if (begin < a->lo || begin + AMX_GROUP > a->hi || dims % AMX_STEP != 0) return none;
-    const int64_t page = begin / view->page_tokens;
-    const int64_t slot = begin - page * view->page_tokens;
-    if (slot + AMX_GROUP > view->page_tokens) return none;
-    const char *const base = is_value ? view->v_base : view->k_base;
-    const int64_t head_bytes = 2 * (is_value ? view->v_head_stride : view->k_head_stride);
-    const int64_t slot_bytes = 2 * (is_value ? view->v_slot_stride : view->k_slot_stride);
-    const int64_t page_bytes = is_value ? view->v_page_stride_bytes : view->k_page_stride_bytes;
-    return (struct amx_keys){base + a->job->kv_head * head_bytes + view->pages[page] * page_bytes +
-                                 slot * slot_bytes,
-                             slot_bytes};
 }
 
 /* Keys [begin, begin + 16) as tiles: natural rows where that can be, else a copy in stage

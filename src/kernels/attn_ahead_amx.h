@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Keys and values on their way to L2, at the pace at which tiles use them. Part of attn_many_amx.c.
+ *
+ * Idea. Memory answers after some 170 ns. A prefetch that waits for it holds one of the 16 places
+ * for lines on their way into L1, and tile loads from L2 want those places; so what matters is how
+ * many prefetches the hardware's own prefetcher has been before, not how many there are. It follows
+ * ascending lines, up to 20 ahead, and starts anew in each page of 4 KiB, where some ten lines come
+ * late. Where rows lie one after the other over many pages, a run, a line of each of eight pages is
+ * fetched in turn: pages begin one by one, and a page's next line has eight times as long to come.
+ *
+ *     page 0  |================>....     page s is 8 s lines behind page 0. One that is at its
+ *     page 1  |==============>......     end goes on with the page eight further on. Before its
+ *     page 2  |============>........     first turn and after its last one it gets lines of the
+ *      ...                               same page again: nothing outside the run is read.
+ *     page 7  |==>..................
+ *
+ * Cost: 448 lines of a run are asked for twice, and its first and last page of 4 KiB whole.
+ * Measured (an AMX server, one thread, absorbed MLA of 96 heads, 4,096 keys from memory, medians of
+ * ten processes in turns): one token 640 us, two 1,053; line by line as they lie 760, 1,096. Page
+ * s ahead of page 0 instead of behind it: 659, 1,082.
+ *
+ * Rows that do not follow each other, and runs of less than RUN_WINDOWS times 32 KiB, are fetched
+ * in the order in which they lie, UNIT_LINES at a time: 18 at once take all places (6% slower).
+ *
+ * Limits: runs are by address in the view; whether memory's own pages follow each other is not
+ * known. The few-row kernel has an order of its own: its loads run through pages at the speed of
+ * memory, as the hardware likes it, and eight pages at a time cost it a quarter (one token of 32
+ * heads over 8 KV heads of 128). */
+#ifndef DCP_KERNELS_ATTN_AHEAD_AMX_H
+#define DCP_KERNELS_ATTN_AHEAD_AMX_H
+
+#include "kernels/attn_amx_priv.h"
+
+/* Tests record what is asked for. */
+#ifndef AHEAD_FETCH
+#define AHEAD_FETCH(at) __builtin_prefetch(at, 0, 2) /* to L2 */
+#endif
+
+enum {
+    AHEAD_LINE = 64, /* bytes */
+    UNIT_LINES = 4,
+    PAGE_LINES = 64,
+    RUN_PAGES = 8,
+    RUN_STAGGER = PAGE_LINES / RUN_PAGES, /* lines */
+    RUN_WINDOWS = 8,                      /* of 8 pages, at least */
+    RUN_RAMP = (RUN_PAGES - 1) * RUN_STAGGER,
+    AHEAD_FRACTION = 64
+};
+
+/* K's rows, or V's. */
+struct ahead_rows {
+    bool is_value, is_run;
+    int64_t n_lines;   /* of a row */
+    int64_t key, next; /* first of the run or group, and after it */
+    int64_t units;     /* left of it; 0: rows that do not follow each other */
+    const char *at; /* the run's first page, or what comes next; NULL: nothing that can be read */
+    int64_t stride, row;
+    int64_t line;              /* of the row; in a run of page 0 */
+    int64_t n_windows;         /* of a run */
+    int64_t half;              /* of the eight pages */
+    int64_t offset[RUN_PAGES]; /* bytes from page 0's line to that of page s */
+};
+/* K's and V's in turns, 16 rows each. */
+struct ahead {
+    struct ahead_rows rows[2];
+    int now;
+    bool has_value;      /* V's rows are not K's */
+    int64_t due, a_step; /* units, in 1 / AHEAD_FRACTION */
+    int64_t turn;        /* units until the other's */
+};
+
+/* Where page s of the eight is when page 0's line is x->line. */
+static inline int64_t ahead_offset(const struct ahead_rows *x, int s)
+{
+    const int64_t line = x->line - s * RUN_STAGGER; /* over all of its pages */
+    const int64_t in_page = line & (PAGE_LINES - 1);
+    const int64_t window = attn_max(0, attn_min((line - in_page) / PAGE_LINES, x->n_windows - 1));
+    return ((s + window * RUN_PAGES) * PAGE_LINES + in_page - x->line) * AHEAD_LINE;
+}
+static void ahead_run_at(struct ahead_rows *x, int64_t line)
+{
+    x->line = line;
+    x->half = 0;
+    x->units = (x->n_windows * PAGE_LINES + RUN_RAMP - line) * (RUN_PAGES / UNIT_LINES);
+    for (int s = 0; s < RUN_PAGES; s++) x->offset[s] = ahead_offset(x, s);
+}
+
+/* The rows from x->next on: a run, or a group of 16. */
+static __attribute__((noinline)) void ahead_find(const struct amx_job *a, struct ahead_rows *x)
+{
+    const struct amx_keys keys = amx_natural_keys(a, x->next, x->is_value);
+    const int64_t row_bytes = x->n_lines * AHEAD_LINE;
+    const int64_t page_bytes = PAGE_LINES * AHEAD_LINE;
+    x->key = x->next;
+    x->next += AMX_GROUP;
+    x->at = keys.at;
+    x->stride = keys.stride;
+    x->row = x->line = x->units = 0;
+    x->is_run = false;
+    if (keys.at == NULL || keys.stride != row_bytes) return;
+    x->units = AMX_GROUP / UNIT_LINES * x->n_lines;
+    const int64_t before = (int64_t)((uintptr_t)keys.at % (uint64_t)page_bytes);
+    const int64_t n_bytes = before + amx_run_keys(a, x->key, x->is_value) * row_bytes;
+    x->n_windows = n_bytes / (RUN_PAGES * page_bytes);
+    if (x->n_windows < RUN_WINDOWS) return;
+    x->is_run = true;
+    x->at -= before;
+    x->next = x->key +
+              (x->n_windows * RUN_PAGES * page_bytes - before) / row_bytes / AMX_GROUP * AMX_GROUP;
+    ahead_run_at(x, 0);
+}
+/* Rows that do not follow each other, or none. */
+static __attribute__((noinline)) void ahead_scattered(const struct amx_job *a, struct ahead_rows *x)
+{
+    for (int i = 0; i < UNIT_LINES; i++) {
+        if (x->at != NULL) AHEAD_FETCH(x->at + x->line * AHEAD_LINE);
+        if (++x->line < x->n_lines) continue;
+        x->line = 0;
+        if (x->at != NULL) x->at += x->stride;
+        if (++x->row == AMX_GROUP) {
+            ahead_find(a, x);
+            return;
+        }
+    }
+}
+static __attribute__((noinline)) void ahead_turn(struct ahead *x)
+{
+    if (x->has_value) x->now = !x->now;
+    x->turn = AMX_GROUP / UNIT_LINES * x->rows[x->now].n_lines;
+}
+AMX_INLINE void ahead_unit(const struct amx_job *a, struct ahead *ahead)
+{
+    struct ahead_rows *const x = &ahead->rows[ahead->now];
+    if (--ahead->turn == 0) ahead_turn(ahead);
+    if (x->is_run) {
+        const char *const at = x->at + x->line * AHEAD_LINE;
+        const int64_t *const offset = x->offset + x->half * UNIT_LINES;
+        AHEAD_FETCH(at + offset[0]);
+        AHEAD_FETCH(at + offset[1]);
+        AHEAD_FETCH(at + offset[2]);
+        AHEAD_FETCH(at + offset[3]);
+        x->half = !x->half;
+        if (x->half == 0 && ++x->line % RUN_STAGGER == 0) {
+            const int s = (int)(x->line / RUN_STAGGER % RUN_PAGES); /* at a page's end */
+            x->offset[s] = ahead_offset(x, s);
+        }
+    } else if (x->units > 0) {
+        AHEAD_FETCH(x->at);
+        AHEAD_FETCH(x->at + AHEAD_LINE);
+        AHEAD_FETCH(x->at + 2 * AHEAD_LINE);
+        AHEAD_FETCH(x->at + 3 * AHEAD_LINE);
+        x->at += UNIT_LINES * AHEAD_LINE;
+    } else {
+        ahead_scattered(a, x);
+        return;
+    }
+    if (--x->units == 0) ahead_find(a, x);
+}
+/* After a step of products. */
+AMX_INLINE void ahead_step(const struct amx_job *a, struct ahead *x)
+{
+    for (x->due += x->a_step; x->due >= AHEAD_FRACTION; x->due -= AHEAD_FRACTION) ahead_unit(a, x);
+}
+
+/* From key on, which is a group's first; n_steps in which n_keys' lines are to come. */
+static void ahead_begin(const struct amx_job *a, struct ahead *x, int64_t key, int64_t n_keys,
+                        int64_t n_steps)
+{
+    x->has_value = !amx_is_latent(a);
+    for (int i = 0; i < 2; i++) {
+        struct ahead_rows *const rows = &x->rows[i];
+        rows->is_value = i == 1;
+        rows->n_lines = i == 1 ? a->v_steps : a->k_steps;
+        rows->next = key;
+        if (i == 0 || x->has_value) ahead_find(a, rows);
+    }
+    const int64_t lines = n_keys * (a->k_steps + (x->has_value ? a->v_steps : 0));
+    x->now = 0;
+    x->due = 0;
+    x->a_step = amx_div_up(lines * AHEAD_FRACTION, UNIT_LINES * n_steps);
+    x->turn = AMX_GROUP / UNIT_LINES * a->k_steps;
+}
+static void ahead_rows_from(const struct amx_job *a, struct ahead_rows *x, int64_t key)
+{
+    if (x->key >= key) return;
+    if (x->is_run && key < x->next) {
+        const int64_t line = (key - x->key) * x->n_lines / RUN_PAGES;
+        if (x->line < line) ahead_run_at(x, line);
+        return;
+    }
+    x->next = key;
+    ahead_find(a, x);
+}
+/* From key on: what is used up needs no fetching. */
+static void ahead_from(const struct amx_job *a, struct ahead *x, int64_t key)
+{
+    ahead_rows_from(a, &x->rows[0], key);
+    if (x->has_value) ahead_rows_from(a, &x->rows[1], key);
+}
+
+#endif
