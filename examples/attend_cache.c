@@ -138,8 +138,9 @@ static dcp_status step(dcp_cache *cache, dcp_attend *attend, int rank, dcp_range
     return st;
 }
 
-static dcp_status run_type(dcp_group *group, dcp_dtype dtype, double *worst)
+static void run_type(struct rank *r, dcp_dtype dtype, double *worst)
 {
+    dcp_group *const group = r->group;
     const int rank = dcp_group_rank(group);
     dcp_cache_desc cache_desc = DCP_CACHE_DESC_INIT;
     cache_desc.n_ranks = N_RANKS;
@@ -170,20 +171,19 @@ static dcp_status run_type(dcp_group *group, dcp_dtype dtype, double *worst)
         st = step(cache, attend, rank, heads, n, worst);
         at += n;
     }
+    if (st != DCP_OK) { /* before anything is freed: that is collective, and would fail as well */
+        r->st = st;
+        snprintf(r->text, sizeof(r->text), "%s", dcp_last_error());
+        dcp_group_abort(group, r->text); /* or the others would wait */
+    }
     dcp_attend_destroy(attend);
     dcp_cache_destroy(cache);
-    return st;
 }
 
 static void *rank_main(void *arg)
 {
     struct rank *r = arg;
-    for (int i = 0; i < N_TYPES && r->st == DCP_OK; i++)
-        r->st = run_type(r->group, types[i].dtype, &r->worst[i]);
-    if (r->st != DCP_OK) {
-        snprintf(r->text, sizeof(r->text), "%s", dcp_last_error());
-        dcp_group_abort(r->group, "this rank has failed"); /* or the others would wait */
-    }
+    for (int i = 0; i < N_TYPES && r->st == DCP_OK; i++) run_type(r, types[i].dtype, &r->worst[i]);
     dcp_group_destroy(r->group);
     return NULL;
 }

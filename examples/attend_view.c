@@ -159,6 +159,8 @@ static dcp_status attend(dcp_group *group, const struct engine_cache *cache)
     dcp_attend_info info = DCP_ATTEND_INFO_INIT;
     dcp_attend_get_info(op, &info);
     if (dcp_group_rank(group) == 0) kernel = info.kernel;
+    /* Before anything is freed: that is collective, and the others would wait. */
+    if (st != DCP_OK) dcp_group_abort(group, dcp_last_error());
     dcp_attend_destroy(op);
     return st;
 }

@@ -68,6 +68,38 @@ static dcp_status check_part(const struct part *p, const char *whose, int64_t n_
     return DCP_OK;
 }
 
+/* Rows do not lie in one another, and a page's rows end before the next page: what a view of other
+ * heads, dims or widths than the descriptor's mostly shows. before: bytes of the page in front of
+ * the part's base. Strides of a page's length and more, as where heads lie apart, say nothing. */
+static dcp_status check_rows_apart(const struct part *p, int64_t before, int64_t n_slots,
+                                   int64_t n_heads, int64_t elem, long long at)
+{
+    const struct {
+        const char *field;
+        int64_t value, n;
+    } strides[2] = {{"slot_stride", p->slot, n_slots},
+                    /* one head for all of them may be meant */
+                    {"head_stride", p->head, p->head == 0 ? 1 : n_heads}};
+    int64_t end = before + p->dim * elem;
+    for (int i = 0; i < 2; i++) {
+        if (strides[i].n > 1 && strides[i].value < p->dim)
+            return dcp__fail(DCP_ERR_ARG,
+                             "dcp_attend_run: sequence %lld: the view's %s_%s is %lld, a row of %s "
+                             "has %lld elements (%s of the attention's descriptor)",
+                             at, p->name, strides[i].field, (long long)strides[i].value, p->name,
+                             (long long)p->dim, p->name[0] == 'k' ? "key_dim" : "value_dim");
+        if (strides[i].value * elem < p->page_bytes)
+            end += (strides[i].n - 1) * strides[i].value * elem;
+    }
+    if (p->page_bytes == 0 || end <= p->page_bytes) return DCP_OK;
+    return dcp__fail(DCP_ERR_ARG,
+                     "dcp_attend_run: sequence %lld: %lld slots of %lld KV heads of %lld elements "
+                     "end %lld bytes into a page, the view's %s_page_stride_bytes is %lld: "
+                     "n_kv_heads, key_dim and value_dim must be the view's own",
+                     at, (long long)n_slots, (long long)n_heads, (long long)p->dim, (long long)end,
+                     p->name, (long long)p->page_bytes);
+}
+
 static dcp_status check_view(const struct dcp_attend *a, const dcp_kv_view *v, int64_t own,
                              long long at)
 {
@@ -79,6 +111,15 @@ static dcp_status check_view(const struct dcp_attend *a, const dcp_kv_view *v, i
          v->v_base}};
     for (int i = 0; i < 2; i++)
         DCP_TRY(check_part(&parts[i], "view's", n_slots, a->d.n_kv_heads, elem, at));
+    /* K and V in the same pages: the one behind has so much less of them. */
+    const int64_t apart = (int64_t)((intptr_t)v->v_base - (intptr_t)v->k_base);
+    const bool is_shared = v->k_page_stride_bytes == v->v_page_stride_bytes &&
+                           apart < v->k_page_stride_bytes && -apart < v->k_page_stride_bytes;
+    for (int i = 0; i < 2; i++) {
+        const int64_t behind = is_shared ? (i == 1 ? apart : -apart) : 0;
+        DCP_TRY(check_rows_apart(&parts[i], behind > 0 ? behind : 0, n_slots, a->d.n_kv_heads, elem,
+                                 at));
+    }
     if (v->pages == NULL)
         return dcp__fail(DCP_ERR_ARG, "dcp_attend_run: sequence %lld: the view's pages is NULL",
                          at);

@@ -381,5 +381,8 @@ void dcp_attend_get_info(const dcp_attend *a, dcp_attend_info *info_out)
 void dcp_attend_destroy(dcp_attend *a)
 {
     if (a == NULL) return;
+    struct dcp__kept_error error;
+    dcp__keep_error(&error);
     tear_down(a);
+    dcp__restore_error(&error);
 }

@@ -44,11 +44,13 @@ static inline struct dcp__attend_split dcp__attend_split_keys(int64_t lo, int64_
     return split;
 }
 
-/* Tokens of a job in a tile of n_rows tokens: best, what a job of block_heads query heads is best
- * given; or fewer, so that each of n_threads has two jobs or more, as far as jobs do not come below
- * DCP__ATTN_ROWS_MAX rows. (8 KV heads, 4 query heads each, 512 tokens in jobs of 1,024 rows: 16
- * jobs, whatever the threads.) Where keys are cut, ranges feed the threads already: a job of fewer
- * tokens would only read its keys again. n_head_blocks: of all KV heads. */
+/* Tokens of a job in a tile of n_rows tokens: best, what a job of block_heads query heads is
+ * best given; or fewer, so that there are about two for each of n_threads, as far as jobs do not
+ * come below DCP__ATTN_ROWS_MAX rows. (8 KV heads, 4 query heads each, 512 tokens in jobs of
+ * 1,024 rows: 16 jobs, whatever the threads.) Where keys are cut, ranges feed the threads, and a
+ * job of fewer tokens would read its keys again: jobs stay whole, though with few ranges and
+ * heads a rank of many threads has some idle then (40 tokens of 32 heads over 8: 2 ranges, 16
+ * jobs). n_head_blocks: of all KV heads. */
 static inline int64_t dcp__attend_block_rows(int64_t best, int64_t block_heads,
                                              int64_t n_head_blocks, int64_t n_threads,
                                              int64_t n_rows, int64_t n_splits)

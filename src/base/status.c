@@ -6,10 +6,18 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Long enough for a poison text of 448 bytes with a place behind it. */
-enum { ERROR_TEXT_BYTES = 1024 };
+enum { ERROR_TEXT_BYTES = DCP__ERROR_TEXT_BYTES };
 
 static _Thread_local char last_error[ERROR_TEXT_BYTES];
+
+void dcp__keep_error(struct dcp__kept_error *kept)
+{
+    memcpy(kept->text, last_error, sizeof(last_error));
+}
+void dcp__restore_error(const struct dcp__kept_error *kept)
+{
+    memcpy(last_error, kept->text, sizeof(last_error));
+}
 
 const char *dcp_status_text(dcp_status st)
 {

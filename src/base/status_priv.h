@@ -23,4 +23,13 @@ void dcp__brief(char *to, size_t n_bytes, const char *text);
         if (try_st_ != DCP_OK) return try_st_;                                                     \
     } while (0)
 
+/* The thread's last error, put aside: what returns nothing must not replace the text of what failed
+ * before it. */
+enum { DCP__ERROR_TEXT_BYTES = 1024 }; /* a poison text of 448 bytes with a place behind it */
+struct dcp__kept_error {
+    char text[DCP__ERROR_TEXT_BYTES];
+};
+void dcp__keep_error(struct dcp__kept_error *kept);
+void dcp__restore_error(const struct dcp__kept_error *kept);
+
 #endif

@@ -181,8 +181,11 @@ dcp_status dcp__group_poison_at(dcp_group *g, dcp_status code, const char *file,
 void dcp_group_abort(dcp_group *g, const char *why)
 {
     if (g == NULL) return;
+    struct dcp__kept_error error;
+    dcp__keep_error(&error);
     (void)dcp__group_poison(g, DCP_ERR_PEER, "rank %d gave up: %s", g->rank,
                             why != NULL ? why : "no reason given");
+    dcp__restore_error(&error);
 }
 
 /* --- what a handle is --- */
@@ -380,5 +383,8 @@ void dcp_group_free(dcp_group *g, void *ptr)
 void dcp_group_destroy(dcp_group *g)
 {
     if (g == NULL) return;
+    struct dcp__kept_error error;
+    dcp__keep_error(&error);
     g->ops->destroy(g);
+    dcp__restore_error(&error);
 }

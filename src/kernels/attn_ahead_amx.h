@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Keys and values on their way to L2, at the pace at which tiles use them. Part of attn_many_amx.c.
  *
- * Idea. Memory answers after some 170 ns. A prefetch that waits for it holds one of the 16 places
- * for lines on their way into L1, and tile loads from L2 want those places; so what matters is how
- * many prefetches the hardware's own prefetcher has been before, not how many there are. It follows
- * ascending lines, up to 20 ahead, and starts anew in each page of 4 KiB, where some ten lines come
- * late. Where rows lie one after the other over many pages, a run, a line of each of eight pages is
- * fetched in turn: pages begin one by one, and a page's next line has eight times as long to come.
+ * Idea. Memory answers after 170 ns (a chain of loads). A prefetch that waits for it holds one
+ * of the 16 places for lines on their way into L1, and tile loads from L2 want those places; so
+ * what matters is how many prefetches the hardware's own prefetcher has been before, not how
+ * many there are. It follows ascending lines, up to 20 ahead, and starts anew in each page of 4
+ * KiB, where some ten lines come late. Where rows lie one after the other over many pages, a
+ * run, a line of each of eight pages is fetched in turn: pages begin one by one, and a page's
+ * next line has eight times as long to come.
  *
  *     page 0  |================>....     page s is 8 s lines behind page 0. One that is at its
  *     page 1  |==============>......     end goes on with the page eight further on. Before its
@@ -14,18 +15,23 @@
  *      ...                               same page again: nothing outside the run is read.
  *     page 7  |==>..................
  *
- * Cost: 448 lines of a run are asked for twice, and its first and last page of 4 KiB whole.
- * Measured (an AMX server, one thread, absorbed MLA of 96 heads, 4,096 keys from memory, medians of
- * ten processes in turns): one token 640 us, two 1,053; line by line as they lie 760, 1,096. Page
- * s ahead of page 0 instead of behind it: 659, 1,082.
+ * Cost: of a run 448 lines and up to 16 rows at its end are asked for twice, and its first page is
+ * fetched whole: a tenth more of the shortest run, 2% of 2,048 keys of MLA. No scratch.
+ *
+ * Measured (an AMX server, one thread, bench_attn, absorbed MLA of 96 heads, 4,096 keys out of 1
+ * GiB, q in bf16, medians of six processes in turns): one token 748 us, two 1,285; line by line
+ * as they lie 833 and 1,302. In a quieter hour one token 640 and 760; with page s ahead of page
+ * 0 instead of behind it 659; with 4 or 16 pages 2 to 4% more than with 8.
  *
  * Rows that do not follow each other, and runs of less than RUN_WINDOWS times 32 KiB, are fetched
- * in the order in which they lie, UNIT_LINES at a time: 18 at once take all places (6% slower).
+ * in the order in which they lie. UNIT_LINES at a time where steps ask for it: 18 at once took all
+ * places (6% slower). Where items of many rows do, an item's lines come together.
  *
- * Limits: runs are by address in the view; whether memory's own pages follow each other is not
- * known. The few-row kernel has an order of its own: its loads run through pages at the speed of
- * memory, as the hardware likes it, and eight pages at a time cost it a quarter (one token of 32
- * heads over 8 KV heads of 128). */
+ * Limits: runs are by address in the view; whether memory's own frames follow each other is not
+ * known. "Page" here is one of 4 KiB, but in amx_run_keys, where it is the cache's. The few-row
+ * kernel has an order of its own: its loads run through pages at the speed of memory, as the
+ * hardware likes it, and with this one 32 heads over 8 KV heads of 128 read 0.75 of what a plain
+ * read does instead of 0.96. */
 #ifndef DCP_KERNELS_ATTN_AHEAD_AMX_H
 #define DCP_KERNELS_ATTN_AHEAD_AMX_H
 
@@ -51,7 +57,7 @@ enum {
 struct ahead_rows {
     bool is_value, is_run;
     int64_t n_lines;   /* of a row */
-    int64_t key, next; /* first of the run or group, and after it */
+    int64_t key, next; /* first of the run or group; first that it does not hold whole */
     int64_t units;     /* left of it; 0: rows that do not follow each other */
     const char *at; /* the run's first page, or what comes next; NULL: nothing that can be read */
     int64_t stride, row;
@@ -105,8 +111,8 @@ static __attribute__((noinline)) void ahead_find(const struct amx_job *a, struct
     if (x->n_windows < RUN_WINDOWS) return;
     x->is_run = true;
     x->at -= before;
-    x->next = x->key +
-              (x->n_windows * RUN_PAGES * page_bytes - before) / row_bytes / AMX_GROUP * AMX_GROUP;
+    const int64_t n_keys = (x->n_windows * RUN_PAGES * page_bytes - before) / row_bytes;
+    x->next = x->key + attn_max(n_keys / AMX_GROUP, 1) * AMX_GROUP;
     ahead_run_at(x, 0);
 }
 /* Rows that do not follow each other, or none. */
@@ -191,7 +197,9 @@ static void ahead_rows_from(const struct amx_job *a, struct ahead_rows *x, int64
     x->next = key;
     ahead_find(a, x);
 }
-/* From key on: what is used up needs no fetching. */
+/* What lies before key is used up: groups and runs in front of it are left out, and a run's page 0
+ * goes on from its line at the latest. (The seven pages behind page 0 then ask for some lines in
+ * front of key, to no use; jumping further by as much took as long.) */
 static void ahead_from(const struct amx_job *a, struct ahead *x, int64_t key)
 {
     ahead_rows_from(a, &x->rows[0], key);

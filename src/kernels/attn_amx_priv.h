@@ -26,7 +26,9 @@ struct amx_job {
     const struct dcp__attn_job *job;
     int64_t n_rows;           /* row r: token r / n_group, head r % n_group */
     int64_t k_steps, v_steps; /* tiles across dk and dv */
-    int64_t lo, hi;           /* hull of what the rows see; lo >= hi: nothing */
+    int64_t t0, t1;           /* tokens of the pass */
+    int64_t lo, hi;           /* hull of what they see; lo >= hi: nothing */
+    bool has_holes;           /* there may be keys in it that none of them sees */
     float scale2;             /* z = scale2 * s - max, s the score or its tanh */
     float cap_scale;          /* s = tanh(cap_scale * dot); 0 = no softcap */
     float sign;               /* goes to q; scale2 stays above 0 */
@@ -70,6 +72,29 @@ static inline bool amx_is_latent(const struct amx_job *a)
            v->k_slot_stride == v->v_slot_stride && v->k_head_stride == v->v_head_stride;
 }
 
+/* Does no row see a key of the block of DCP__ATTN_KEY_BLOCK that key is in? Nothing of it may be
+ * read then: an engine may have freed its pages. */
+static inline bool amx_is_unseen(const struct amx_job *a, int64_t key)
+{
+    const int64_t begin = key - key % DCP__ATTN_KEY_BLOCK;
+    if (!a->has_holes) return false;
+    for (int64_t t = a->t0; t < a->t1; t++) {
+        int64_t lo;
+        int64_t hi;
+        attn_row_range(a->job, t, &lo, &hi);
+        if (lo < hi && lo < begin + DCP__ATTN_KEY_BLOCK && hi > begin) return false;
+    }
+    return true;
+}
+/* The same of all blocks in [begin, end), multiples of a block. */
+static inline bool amx_are_unseen(const struct amx_job *a, int64_t begin, int64_t end)
+{
+    if (!a->has_holes) return false;
+    for (; begin < end; begin += DCP__ATTN_KEY_BLOCK)
+        if (!amx_is_unseen(a, begin)) return false;
+    return true;
+}
+
 /* Keys [begin, begin + 16) as they lie; at NULL unless they are in one page, all inside the hull,
  * and a whole number of tiles wide. */
 static inline struct amx_keys amx_natural_keys(const struct amx_job *a, int64_t begin,
@@ -79,6 +104,7 @@ static inline struct amx_keys amx_natural_keys(const struct amx_job *a, int64_t 
     const int64_t dims = is_value ? a->job->dv : a->job->dk;
     const struct amx_keys none = {NULL, 0};
     if (begin < a->lo || begin + AMX_GROUP > a->hi || dims % AMX_STEP != 0) return none;
+    if (amx_is_unseen(a, begin)) return none;
     const int64_t page = begin / view->page_tokens;
     const int64_t slot = begin - page * view->page_tokens;
     if (slot + AMX_GROUP > view->page_tokens) return none;
@@ -100,9 +126,12 @@ static inline int64_t amx_run_keys(const struct amx_job *a, int64_t begin, bool 
     const int64_t page_bytes = is_value ? view->v_page_stride_bytes : view->k_page_stride_bytes;
     const int64_t n = view->page_tokens;
     int64_t page = begin / n;
+    if (a->has_holes) return AMX_GROUP;
+    if (n > a->hi - page * n) return (a->hi - begin) / AMX_GROUP * AMX_GROUP; /* the last page */
     int64_t end = (page + 1) * n;
     if (page_bytes == n * slot_bytes)
-        for (; end < a->hi && view->pages[page + 1] == view->pages[page] + 1; page++) end += n;
+        for (; end < a->hi && view->pages[page + 1] == (int64_t)view->pages[page] + 1; page++)
+            end += n;
     return (attn_min(end, a->hi) - begin) / AMX_GROUP * AMX_GROUP;
 }
 

@@ -543,7 +543,7 @@ static void attend_all(struct few *f)
     fetch_begin(f);
     for (; begin < f->a.hi; begin += KEYS, slot = !slot) {
         find_keys(f, begin + KEYS, !slot);
-        attend_block(f, begin, slot);
+        if (!amx_is_unseen(&f->a, begin)) attend_block(f, begin, slot);
     }
     if (f->is_in_tiles) store_o(f->o, n_columns);
     tile_end_all();

@@ -44,16 +44,17 @@
  *     vectors    16 x 10.5              (2^z 7, z 1, sum 1, cut 1, sum of the cut 0.5)
  * Tiles are counted from the code (tests/kernels/test_attn_amx.c prints the counts).
  *
- * Speed (an AMX server of 2.6 GHz, one thread, bench_attn, 4,096 keys from memory, q in bf16),
- * share of the 2.66 TFLOP/s that products reach on random tiles:
- *     128/128, 256 tokens of 4 heads 0.45, 512 of 8 0.43; q in two parts 0.35
- *     MLA 576/512 of 96 heads: 1 token 0.50, 2 tokens 0.61; q in two parts 0.38, 0.46
+ * Speed (an AMX server of 2.6 GHz, one thread, bench_attn, 4,096 keys, q in bf16), share of the
+ * 2.66 TFLOP/s that products reach on random tiles, by the hour:
+ *     128/128, from L3: 256 tokens of 4 heads 0.45, 512 of 8 0.43; q in two parts 0.35
+ *     MLA 576/512 of 96 heads from memory: 1 token 0.43 to 0.50, 2 tokens 0.50; q in two parts 0.36
+ *     to 0.38, 0.40
  * What is left. A 2 x 2 step with K in L1 and q streaming takes 64 to 70 cycles for 4 products, so
  * QK alone is near its peak; around each item come some 300 cycles (4 tiles out, two sums, two
  * transpositions). 128/128: two chains of products with V, of 52 cycles a product and chain, take
  * 416 cycles for 256 of work; with four chains the softmax of every other item is bare: no gain;
  * nor from QK and PV in one loop, 6 chains. MLA: a block's products alone would take 20 us, from L2
- * it takes 31 to 40 and from memory 38 to 45, by the hour. What did not help: packing keys in front
+ * it takes 31 to 40 and from memory 38 to 50, by the hour. What did not help: packing keys in front
  * of their products, in blocks or items; q to L1 one to three steps ahead (0.9 of the speed);
  * columns of 64 dims; blocks of 128 or 512 keys; all lines ahead under scores, or under values; two
  * blocks a column, O still in L1; V made tiles under the scores (its stores to L2: 9 us a block);
@@ -510,8 +511,10 @@ static bool attend_pass(struct many *m)
     pack_all_q(m);
     if (m->a.lo < m->a.hi) {
         tile_begin_all();
-        for (int64_t at = m->a.lo / KEYS * KEYS; at < m->a.hi; at += KEYS)
+        for (int64_t at = m->a.lo / KEYS * KEYS; at < m->a.hi; at += KEYS) {
+            if (amx_are_unseen(&m->a, at, at + KEYS)) continue;
             m->is_late ? attend_block_late(m, at) : attend_block(m, at);
+        }
         tile_end_all();
     }
     bool is_good = true;

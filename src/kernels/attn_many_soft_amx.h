@@ -18,7 +18,7 @@ enum {
     P_BYTES = N_SUBS * SUB_BYTES,           /* of a row tile */
     LATE_TILES = 16,                        /* so many at most: late */
     PACK_AHEAD = 3,                         /* steps */
-    FIRST_PERCENT = 25,                     /* of a block's lines come while q is packed */
+    FIRST_PERCENT = 25,                     /* of a block's lines, at least, under q */
     FETCH_BYTES = 2048,                     /* ahead of rows that are read one after the other */
     ROWS_LEAST = 96,
     ROWS_MOST = 1024,

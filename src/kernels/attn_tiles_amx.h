@@ -39,29 +39,34 @@ static inline void amx_job_begin(struct amx_job *a, const struct dcp__attn_job *
     a->unit = (double)size / (double)a->scale2;
 }
 
-/* The hull of what tokens [t0, t1) see. */
+/* The hull of what tokens [t0, t1) see. Tokens in the order of their keys leave no holes. */
 static inline void amx_set_hull(struct amx_job *a, int64_t t0, int64_t t1)
 {
+    a->t0 = t0;
+    a->t1 = t1;
     a->lo = INT64_MAX;
     a->hi = INT64_MIN;
+    a->has_holes = false;
     for (int64_t t = t0; t < t1; t++) {
         int64_t lo;
         int64_t hi;
         attn_row_range(a->job, t, &lo, &hi);
         if (lo >= hi) continue;
+        if (a->lo < a->hi && (lo > a->hi || hi < a->lo)) a->has_holes = true;
         a->lo = attn_min(a->lo, lo);
         a->hi = attn_max(a->hi, hi);
     }
 }
 
 /* Keys [begin, begin + 16) as tiles: natural rows where that can be, else a copy in stage
- * [16][64 * n_steps bytes], 0 where nothing is; groups outside the hull are zeros. in_lines: a
+ * [16][64 * n_steps bytes], 0 where nothing is; groups that no row sees are zeros. in_lines: a
  * copy, too, where rows would cross lines of 64 bytes, which makes every load of a tile five times
  * as slow: for keys that are loaded again and again. */
 static inline struct amx_keys amx_find_keys(const struct amx_job *a, int64_t begin, bool is_value,
                                             bool in_lines, char *stage)
 {
-    if (begin + AMX_GROUP <= a->lo || begin >= a->hi) return (struct amx_keys){a->zeros, 0};
+    if (begin + AMX_GROUP <= a->lo || begin >= a->hi || amx_is_unseen(a, begin))
+        return (struct amx_keys){a->zeros, 0};
     const struct amx_keys natural = amx_natural_keys(a, begin, is_value);
     const uint64_t off_line = ((uintptr_t)natural.at | (uint64_t)natural.stride) % TILE_ROW_BYTES;
     if (natural.at != NULL && (!in_lines || off_line == 0)) return natural;

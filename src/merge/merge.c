@@ -601,9 +601,12 @@ dcp_status dcp_merge_wait(dcp_merge *m, dcp_merge_stats *stats_out)
 void dcp_merge_destroy(dcp_merge *m)
 {
     if (m == NULL) return;
+    struct dcp__kept_error error;
+    dcp__keep_error(&error);
     if (m->run.stage != DCP__MERGE_IDLE) {
         land(m);
         dcp_group_abort(m->g, "a merge was destroyed in flight");
     }
     release(m);
+    dcp__restore_error(&error);
 }

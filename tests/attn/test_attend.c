@@ -455,6 +455,10 @@ static void test_refusals(void **state)
     REFUSE_VIEW(k_page_stride_bytes, INT64_MAX / 8 * 8 - 8, "address space allows 2147483649");
     REFUSE_VIEW(k_base, (const char *)kv + 1, "no multiple of the element's 4 bytes");
     REFUSE_VIEW(v_page_stride_bytes, 130, "v_page_stride_bytes is 130, no multiple of the ele");
+    /* What a view of other heads and widths shows. */
+    REFUSE_VIEW(v_head_stride, 7, "v_head_stride is 7, a row of v has 8 elements (value_dim");
+    REFUSE_VIEW(k_page_stride_bytes, 56, "2 KV heads of 8 elements end 64 bytes into a page, the");
+    REFUSE_VIEW(v_base, kv + 24, "end 160 bytes into a page, the view's v_page_stride_bytes");
     REFUSE_VIEW(page_tokens, 0, "page_tokens is 0");
     REFUSE_VIEW(k_base, NULL, "k_base is NULL");
     REFUSE_VIEW(v_base, NULL, "v_base is NULL");

@@ -92,13 +92,13 @@ static void test_run(void **state)
             /* base is line 5 of its page. */
             const int64_t lowest = (begins[b] * 18 + 5) / PAGE_LINES * PAGE_LINES - 5;
             for (int64_t line = 0; line < MAX_LINES; line++)
-                if (line - ROOM < lowest || line - ROOM >= end * 18 + PAGE_LINES)
+                if (line - ROOM < lowest || line - ROOM >= end * 18)
                     assert_int_equal(times[line], 0);
             assert_int_equal(n_outside, 0);
             int64_t twice = 0;
             for (int64_t line = 0; line < MAX_LINES; line++)
                 twice += times[line] > 1 ? times[line] - 1 : 0;
-            assert_true(twice <= 2 * RUN_RAMP * RUN_PAGES);
+            assert_true(twice <= RUN_RAMP * RUN_PAGES + AMX_GROUP * 18);
         }
     }
 }
@@ -127,6 +127,68 @@ static void test_run_order(void **state)
             assert_in_range(first_at[line + ROOM] - before, 57, 65);
         }
         assert_true(first_at[line + ROOM] <= line + 5 + ramp);
+    }
+}
+
+/* A run ends where the next page lies elsewhere, or does not follow; of the table no more is read
+ * than the keys have. */
+static void test_run_ends(void **state)
+{
+    (void)state;
+    static struct setup s;
+    struct ahead x;
+    set_up(&s, 576, 0, 64, 576, 2048);
+    for (int i = 20; i < MAX_PAGES; i++) s.pages[i] = i + 7; /* behind 20 pages of 18 */
+    ahead_begin(&s.a, &x, 0, 256, 816);
+    assert_int_equal(x.rows[0].is_run, 1);
+    assert_in_range(x.rows[0].next, 18 * 64, 20 * 64);
+    for (int i = 20; i < MAX_PAGES; i++) s.pages[i] = 19 - (i - 20); /* and back */
+    ahead_begin(&s.a, &x, 0, 256, 816);
+    assert_in_range(x.rows[0].next, 18 * 64, 20 * 64);
+    s.view.k_page_stride_bytes = s.view.v_page_stride_bytes = 64 * 576 * 2 + 64;
+    ahead_begin(&s.a, &x, 0, 256, 816);
+    assert_int_equal(x.rows[0].is_run, 0);
+    set_up(&s, 576, 0, 64, 576, 2048);
+    s.pages[2048 / 64] = -1; /* not of these keys: the run would only be longer */
+    s.a.hi = 2048;
+    const int64_t n_keys = amx_run_keys(&s.a, 0, false);
+    assert_int_equal(n_keys, 2048);
+    s.pages[2048 / 64] = 2048 / 64;
+    assert_int_equal(amx_run_keys(&s.a, 0, false), 2048);
+}
+
+/* K and V of unlike widths, each in runs of its own: 16 rows of each in turns, all of both. */
+static void test_two_runs(void **state)
+{
+    (void)state;
+    static struct setup s;
+    struct ahead x;
+    set_up(&s, 192, 128, 2048, 192, 2048);
+    s.view.v_slot_stride = 128;
+    ahead_begin(&s.a, &x, 0, 256, 64);
+    assert_int_equal(x.rows[0].is_run, 1);
+    assert_int_equal(x.rows[1].is_run, 1);
+    assert_int_equal(x.rows[0].n_lines, 6);
+    assert_int_equal(x.rows[1].n_lines, 4);
+    for (int i = 0; i < 24; i++) ahead_unit(&s.a, &x); /* 96 lines of K */
+    /* V's first line, down to its page of 4 KiB */
+    const int64_t v = (2048 * 6 + 5) / PAGE_LINES * PAGE_LINES - 5;
+    for (int i = 0; i < 96; i++) assert_true(order[i] < v);
+    for (int i = 0; i < 16; i++) ahead_unit(&s.a, &x); /* 64 of V */
+    for (int i = 96; i < 160; i++) assert_true(order[i] >= v);
+    ahead_unit(&s.a, &x);
+    assert_true(order[160] < v);
+    for (int64_t i = 0; i < 2200 * 10 / UNIT_LINES; i++) ahead_unit(&s.a, &x);
+    for (int64_t line = 0; line < 2048 * 10; line++) assert_true(times[line + ROOM] > 0);
+    /* What is used up, of both. */
+    ahead_begin(&s.a, &x, 0, 256, 64);
+    ahead_from(&s.a, &x, 1024);
+    const int64_t asked = n_asked;
+    for (int i = 0; i < 40; i++) ahead_unit(&s.a, &x);
+    for (int64_t i = asked; i < n_asked && i < MAX_LINES; i++) {
+        const bool is_value = order[i] >= v;
+        const int64_t line = is_value ? order[i] - v : order[i];
+        assert_true(line >= 1024 * (is_value ? 4 : 6) - 2 * RUN_PAGES * PAGE_LINES);
     }
 }
 
@@ -188,6 +250,23 @@ static void test_from(void **state)
     ahead_from(&s.a, &x, 64);
     ahead_unit(&s.a, &x);
     assert_int_equal(order[0], 4 * 128);
+    ahead_from(&s.a, &x, 16); /* backwards: nothing */
+    ahead_unit(&s.a, &x);
+    assert_int_equal(order[4], 4 * 128 + 4);
+    /* After a jump in a run pages that come later are whole. */
+    set_up(&s, 576, 0, 1024, 576, 4096);
+    ahead_begin(&s.a, &x, 0, 256, 816);
+    ahead_from(&s.a, &x, 1024);
+    for (int64_t i = 0; i < 3200 * 18 / UNIT_LINES; i++) ahead_unit(&s.a, &x);
+    for (int64_t line = 1024 * 18 + RUN_PAGES * PAGE_LINES; line < 4080 * 18; line++)
+        assert_true(times[line + ROOM] > 0);
+    /* Rows that see nothing. */
+    set_up(&s, 576, 0, 1024, 576, 4096);
+    s.a.lo = INT64_MAX;
+    s.a.hi = INT64_MIN;
+    ahead_begin(&s.a, &x, 0, 256, 816);
+    for (int i = 0; i < 1000; i++) ahead_step(&s.a, &x);
+    assert_int_equal(n_asked, 0);
 }
 
 /* The pace: so many keys' lines in so many steps, within a hundredth. */
@@ -205,9 +284,10 @@ static void test_pace(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_run),    cmocka_unit_test(test_run_order),
-        cmocka_unit_test(test_groups), cmocka_unit_test(test_scattered),
-        cmocka_unit_test(test_from),   cmocka_unit_test(test_pace),
+        cmocka_unit_test(test_run),      cmocka_unit_test(test_run_order),
+        cmocka_unit_test(test_run_ends), cmocka_unit_test(test_two_runs),
+        cmocka_unit_test(test_groups),   cmocka_unit_test(test_scattered),
+        cmocka_unit_test(test_from),     cmocka_unit_test(test_pace),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
