@@ -222,12 +222,11 @@ static dcp_status bench_alloc(struct bench *b)
 {
     const struct bench_case *const c = b->c;
     const int64_t dims = c->latent ? c->dk : c->dk + c->dv;
-    const bool is_decode = c->n_tokens == 1;
     const size_t rows = (size_t)rows_of(c);
     const size_t threads = (size_t)b->n_threads;
     b->item_bytes = c->n_keys * dims * 2;
-    b->n_items = is_decode ? (int64_t)384 * 1024 * 1024 / b->item_bytes : 2 * b->n_threads;
-    if (c->is_cached) b->n_items = 1;
+    /* More than any cache holds, or what one core's second level does. */
+    b->n_items = c->is_cached ? 1 : (int64_t)1024 * 1024 * 1024 / b->item_bytes;
     b->scratch_bytes =
         (dcp__attn_scratch_bytes_for(b->isa, rows_of(c), c->dk, c->dv) + 4095) / 4096 * 4096;
     DCP_TRY(dcp__alloc((size_t)(b->n_items * b->item_bytes), "keys", (void **)&b->memory));

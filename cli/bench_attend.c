@@ -109,7 +109,8 @@ enum {
         "from the first rank's start to the last one's end, so that it holds the turns of ranks "  \
         "that\nshare a CPU.\n"                                                                     \
         "  % read      median time of a plain read of the same bytes (" read "; the faster of\n"   \
-        "              its loops) over the median time: 100 is memory's limit. The GB/s above "    \
+        "              its loops) over the median time: 100 is as fast as that read. The GB/s "    \
+        "above "                                                                                   \
         "the\n              table are the read's best, not its median\n"                           \
         "  % peak      multiply-adds per second, by the median time, over the median of what the " \
         "matrix\n              or vector units reach on random data in the same rounds, "          \
@@ -137,7 +138,7 @@ static const struct bench_command {
      "products on quantised weights, against a plain read of the same bytes and the machine's\n"
      "matrix peak.",
      NOTES("Attention", "all ranks' keys and values, or the matrix", LEVEL_NOTES ATTENTION_NOTES,
-           "the largest value (product: over\n              the sum of |w|);"),
+           "the largest value (product: over\n              the rms of the sums of |w|);"),
      ATTEND_CASES, GQA_DECODE, PRODUCT},
     {"bench extend",
      "Time the attention of a chunk of new tokens over a sharded cache (GQA and absorbed\n"
@@ -147,7 +148,8 @@ static const struct bench_command {
      EXTEND_CASES, GQA_EXTEND, MLA_EXTEND},
     {"bench product",
      "Time one-token products on quantised weights, against a plain read of the same bytes.",
-     NOTES("Products", "the matrix", LEVEL_NOTES, "the sum of |w|;"), "product", PRODUCT, PRODUCT},
+     NOTES("Products", "the matrix", LEVEL_NOTES, "the rms of the sums of |w|;"), "product",
+     PRODUCT, PRODUCT},
 };
 
 /* The command as the parser wants it; options [N_OPTIONS] are the caller's. */

@@ -40,8 +40,11 @@ bool bench_read_list(const char *text, double factor, int64_t low, int64_t high,
         if (strncmp(at, "..", 2) == 0) {
             at += 2;
             if (!read_number(&at, &b) || b < a || a < 1) return false;
-            for (double x = (double)a; x <= (double)b * (1.0 + 1e-9); x *= factor)
+            double x = (double)a;
+            for (; x <= (double)b * (1.0 + 1e-9); x *= factor)
                 if (!push(l, (int64_t)x, low, high)) return false;
+            /* The end as well, where no step meets it. */
+            if (l->at[l->n - 1] < b && !push(l, b, low, high)) return false;
         } else if (!push(l, a, low, high)) {
             return false;
         }
