@@ -168,9 +168,10 @@ AMX_INLINE void ahead_step(const struct amx_job *a, struct ahead *x)
     for (x->due += x->a_step; x->due >= AHEAD_FRACTION; x->due -= AHEAD_FRACTION) ahead_unit(a, x);
 }
 
-/* From key on, which is a group's first; n_steps in which n_keys' lines are to come. */
-static void ahead_begin(const struct amx_job *a, struct ahead *x, int64_t key, int64_t n_keys,
-                        int64_t n_steps)
+/* From key on, which is a group's first; n_steps in which n_keys' lines are to come. Returns how
+ * many lines those are. */
+static int64_t ahead_begin(const struct amx_job *a, struct ahead *x, int64_t key, int64_t n_keys,
+                           int64_t n_steps)
 {
     x->has_value = !amx_is_latent(a);
     for (int i = 0; i < 2; i++) {
@@ -185,6 +186,7 @@ static void ahead_begin(const struct amx_job *a, struct ahead *x, int64_t key, i
     x->due = 0;
     x->a_step = amx_div_up(lines * AHEAD_FRACTION, UNIT_LINES * n_steps);
     x->turn = AMX_GROUP / UNIT_LINES * a->k_steps;
+    return lines;
 }
 static void ahead_rows_from(const struct amx_job *a, struct ahead_rows *x, int64_t key)
 {

@@ -128,13 +128,13 @@ static void find_item(struct many *m, int64_t begin, int sub)
 
 /* Spread evenly over a block: late over all products, those with V included, else over items. Late,
  * the first come while q is packed. */
-static void begin_ahead(struct many *m)
+static void plan_ahead(struct many *m)
 {
     const int64_t a_pair = m->is_late ? N_SUBS * m->a.k_steps + KEY_STEPS * m->a.v_steps : N_SUBS;
     /* Rows that see nothing: nothing lies there, wherever. */
     const int64_t begin = m->a.lo < m->a.hi ? m->a.lo / KEYS * KEYS : 0;
-    ahead_begin(&m->a, &m->ahead, begin, KEYS, amx_div_up(m->n_tiles, 2) * a_pair);
-    const int64_t lines = KEYS * (m->a.k_steps + (m->ahead.has_value ? m->a.v_steps : 0));
+    const int64_t n_steps = amx_div_up(m->n_tiles, 2) * a_pair;
+    const int64_t lines = ahead_begin(&m->a, &m->ahead, begin, KEYS, n_steps);
     m->first_units = 0;
     if (m->is_late)
         m->first_units =
@@ -507,7 +507,7 @@ static bool attend_pass(struct many *m)
     if (!m->is_late) memset(m->o, 0, (size_t)(m->n_tiles * m->dim_tiles * TILE_BYTES));
     for (int64_t tile = 0; tile < m->n_tiles; tile++) begin_tile(m, tile);
     amx_set_hull(&m->a, m->row0 / job->n_group, (m->row0 + m->n_rows - 1) / job->n_group + 1);
-    begin_ahead(m); /* q is packed under its first lines */
+    plan_ahead(m); /* q is packed under its first lines */
     pack_all_q(m);
     if (m->a.lo < m->a.hi) {
         tile_begin_all();
