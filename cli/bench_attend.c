@@ -78,7 +78,7 @@ static const struct option_def product_options[] = {
 };
 static const struct option_def run_options[] = {
     {"factor", 0, OPT_FLOAT, AT(factor), "F", 1.01, 1e6, NULL,
-     "from one number of a list A..B to the next (default 4)"},
+     "from one number of a list A..B to the next, B at the end (default 4)"},
     {"ranks", 'n', OPT_STRING, AT(ranks_text), "LIST", 0, 0, NULL,
      "numbers of ranks, one after the other (default 1; under mpirun: the world)"},
     {"threads", 't', OPT_STRING, AT(threads_text), "LIST", 0, 0, NULL,

@@ -36,7 +36,7 @@ static const struct option_def bench_generate_options[] = {
     {"depth", 'd', OPT_STRING, AT(depth_text), "LIST", 0, 0, NULL,
      "tokens of context before the test: 0,4096 or 1K..128K (default 0)"},
     {"factor", 0, OPT_FLOAT, AT(factor), "F", 1.01, 1e6, NULL,
-     "from one depth of A..B to the next (default 4)"},
+     "from one depth of A..B to the next, B at the end (default 4)"},
     {"fill", 0, OPT_STRING, AT(fill), "HOW", 0, 0, NULL,
      "how that context comes: prompt, or random keys and values, which take less long (default "
      "prompt)"},

@@ -35,8 +35,8 @@
  * them (key caches tiled as [dim / x][slot][x], or with slots innermost) cannot be said.
  * examples/attend_view.c is an engine that does so. KV heads, widths and interleave of the
  * descriptor must be the cache's own: a view names strides alone, so only what reaches into a
- * neighbouring row or page, or too few keys, can be refused. Of 64 keys (local index / 64) none of
- * which a row of the call sees nothing is read, so pages that no row needs may be gone.
+ * neighbouring row or page, or too few keys, can be refused. A block of 64 keys (local index / 64)
+ * in which no row of the call sees any is not read, so pages that no row needs may be gone.
  *
  * Projecting before the merge. With project_dim P, a map W_h [D, P] per head is applied to every
  * rank's partial before it is merged: exact, as the merge is linear in the partials, and P / D of

@@ -46,10 +46,10 @@ typedef enum dcp_status {
 DCP_API const char *dcp_status_text(dcp_status st);
 
 /** The full text of this thread's last failure: exact cause, names and values, file:line; "" if
- * none. What returns nothing, as dcp_group_abort and the destroy functions,
- * leaves it as it is.
+ * none. What returns nothing, as dcp_group_abort, dcp_group_free and the destroy functions, leaves
+ * it as it is.
  *  Ownership: thread-local, valid until the thread's next failing call.  Threads: any.
- * Collective: no. */
+ *  Collective: no. */
 DCP_API const char *dcp_last_error(void);
 
 /** Version of the library at run time, to compare with DCP_VERSION at build time.

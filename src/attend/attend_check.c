@@ -112,9 +112,9 @@ static dcp_status check_view(const struct dcp_attend *a, const dcp_kv_view *v, i
     for (int i = 0; i < 2; i++)
         DCP_TRY(check_part(&parts[i], "view's", n_slots, a->d.n_kv_heads, elem, at));
     /* K and V in the same pages: the one behind has so much less of them. */
-    const int64_t apart = (int64_t)((intptr_t)v->v_base - (intptr_t)v->k_base);
+    const int64_t apart = (int64_t)((uintptr_t)v->v_base - (uintptr_t)v->k_base);
     const bool is_shared = v->k_page_stride_bytes == v->v_page_stride_bytes &&
-                           apart < v->k_page_stride_bytes && -apart < v->k_page_stride_bytes;
+                           apart < v->k_page_stride_bytes && apart > -v->k_page_stride_bytes;
     for (int i = 0; i < 2; i++) {
         const int64_t behind = is_shared ? (i == 1 ? apart : -apart) : 0;
         DCP_TRY(check_rows_apart(&parts[i], behind > 0 ? behind : 0, n_slots, a->d.n_kv_heads, elem,

@@ -374,10 +374,13 @@ dcp_status dcp_group_alloc(dcp_group *g, size_t n_bytes, void **ptr_out)
 void dcp_group_free(dcp_group *g, void *ptr)
 {
     if (g == NULL || ptr == NULL) return;
+    struct dcp__kept_error error;
+    dcp__keep_error(&error);
     const dcp_status st = dcp__group_enter_call(g, DCP__CALL_FREE);
-    if (st == DCP_ERR_BUSY) return; /* a fault of the caller: the memory goes with the group */
-    g->ops->free(g, ptr);
+    /* BUSY is a fault of the caller: the memory goes with the group. */
+    if (st != DCP_ERR_BUSY) g->ops->free(g, ptr);
     if (st == DCP_OK) (void)dcp__group_leave_call(g, DCP__CALL_FREE, DCP_OK);
+    dcp__restore_error(&error);
 }
 
 void dcp_group_destroy(dcp_group *g)

@@ -15,10 +15,10 @@
 /* Row (t, j): token t of n_tokens, query head j of the n_group heads that share this KV head. Keys
  * are local indices; row (t, .) sees [max(lo[t], key_begin), min(hi[t], key_end)), score
  * scale * q.k, with softcap c: c * tanh(score / c). Results: out normalised by the row's own sum,
- * lse natural log; a row that sees nothing (or only scores of -inf) gets 0 and -inf. Of a
- * block of DCP__ATTN_KEY_BLOCK keys none of which a row sees nothing is read, block table, keys or
- * values, nor outside the hull of what the rows see; a key that one row sees and
- * another does not never touches the other, NaN or not.
+ * lse natural log; a row that sees nothing (or only scores of -inf) gets 0 and -inf. Block table,
+ * keys and values are not read outside the hull of what the rows see, nor in blocks of
+ * DCP__ATTN_KEY_BLOCK keys in which no row sees any; a key that one row sees and another does not
+ * never touches the other, NaN or not.
  * Determinism: a row's bits depend on its q, its visible range (as cut by key_begin and key_end),
  * the keys, and on whether call_rows is small (up to 12; bf16 on AMX: 32): not on the other rows of
  * the job, nor, with call_rows given, on n_tokens or n_group. The AVX2 and AVX-512 kernels give the

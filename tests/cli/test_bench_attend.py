@@ -104,6 +104,8 @@ class BenchAttend(unittest.TestCase):
             self.assertEqual({r["wrong"] for r in json.loads(out)["rows"]}, {0})
 
     def test_memory_only(self):
+        rows = self.bench("attend", "--case", "gqa-decode", "--keys", "64..300", "--iters", "0", "-n", "1", "-t", "1", ran=False)
+        self.assertEqual([r["keys"] for r in rows], [64, 256, 300])
         rows = self.bench("extend", "--case", "mla-extend", "--keys", "300", "--tokens", "64", "--iters", "0", ran=False)
         self.assertIsNone(rows[0]["time_us"]["min"])
         self.assertGreater(rows[0]["workspace_bytes"], 0)
