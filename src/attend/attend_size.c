@@ -230,8 +230,6 @@ size_t dcp__attend_lay_out_local(struct dcp_attend *a, int64_t rows, char *base)
     a->segs = region(base, &at, (size_t)rows * sizeof(*a->segs));
     const bool projects = a->d.project_dim > 0;
     a->part = region(base, &at, projects ? floats(rows, a->d.n_heads * dv) : 0);
-    a->split_out = region(base, &at, floats(a->split_cap, dv));
-    a->split_lse = region(base, &at, floats(a->split_cap, 1));
     a->threads = region(base, &at, n_threads * sizeof(*a->threads));
     for (size_t i = 0; i < n_threads; i++) {
         void *const scratch = region(base, &at, scratch_bytes);
@@ -245,6 +243,9 @@ size_t dcp__attend_lay_out_local(struct dcp_attend *a, int64_t rows, char *base)
         a->threads[i].q = q;
         a->threads[i].math.scratch = merge;
     }
+    /* Behind what is used again and again: only whole huge pages are huge (base/alloc.c). */
+    a->split_out = region(base, &at, floats(a->split_cap, dv));
+    a->split_lse = region(base, &at, floats(a->split_cap, 1));
     return at;
 }
 
