@@ -126,14 +126,16 @@ static void find_item(struct many *m, int64_t begin, int sub)
     ahead_from(&m->a, &m->ahead, begin + (sub + 1) * SUB_KEYS);
 }
 
-/* Spread evenly over a block: late over all products, those with V included, else over items. Late,
- * the first come while q is packed. */
+/* Spread evenly over a block: late over all products but those that make V's tiles, else over
+ * items. Late, the first come while q is packed. */
 static void plan_ahead(struct many *m)
 {
-    const int64_t a_pair = m->is_late ? N_SUBS * m->a.k_steps + KEY_STEPS * m->a.v_steps : N_SUBS;
+    const int64_t n_pairs = amx_div_up(m->n_tiles, 2);
+    const int64_t scores = N_SUBS * m->a.k_steps, values = KEY_STEPS * m->a.v_steps;
     /* Rows that see nothing: nothing lies there, wherever. */
     const int64_t begin = m->a.lo < m->a.hi ? m->a.lo / KEYS * KEYS : 0;
-    const int64_t n_steps = amx_div_up(m->n_tiles, 2) * a_pair;
+    const int64_t n_steps =
+        m->is_late ? n_pairs * scores + (n_pairs - 1) * values : n_pairs * N_SUBS;
     const int64_t lines = ahead_begin(&m->a, &m->ahead, begin, KEYS, n_steps);
     m->first_units = 0;
     if (m->is_late)

@@ -512,19 +512,19 @@ static __attribute__((noinline)) void pack_steps(const struct many *m, int n_ste
         for (int n = 0; n < 4; n++) pack_quarter(m, step, n, offset);
 }
 
-/* Late: O += P V of 32 dims and a row tile or two: C 0-3, V 4-5, P, which passes by once, 6-7. The
- * first of a column's pairs makes its tiles of V on the way, PACK_AHEAD steps ahead: what has just
- * been stored a tile's load would wait for. */
+/* Late: O += P V of 32 dims and a row tile or two: C 0-3, V 4-5, P, which passes by once, 6-7. Each
+ * tile of O comes right before its first product: all four in front of the first tiles of P and V
+ * are 64 lines from L2 that those would wait for. The first of a column's pairs makes its tiles of
+ * V on the way, PACK_AHEAD steps ahead: what has just been stored a tile's load would wait for. It
+ * fetches nothing ahead, as V's rows want all places for lines. */
 AMX_INLINE void late_block(struct many *m, const struct pair *pair, int64_t d, bool two,
                            bool is_first)
 {
     float *const o0 = m->o + (pair->tile * m->dim_tiles + 2 * d) * 256;
     float *const o1 = o0 + m->dim_tiles * 256;
     const int64_t offset = d * TILE_ROW_BYTES;
-    if (m->tiles[pair->tile].has_o)
-        load_o(o0, o1, two);
-    else
-        zero_c(two);
+    bool has_o = m->tiles[pair->tile].has_o; /* not yet in C */
+    if (!has_o) zero_c(two);
     for (int i = pair->sub_begin; i < pair->sub_end; i++) {
         const char *const p = pair->p + i * TILE_BYTES;
         const char *const v = m->vt + i * TILE_BYTES;
@@ -532,19 +532,26 @@ AMX_INLINE void late_block(struct many *m, const struct pair *pair, int64_t d, b
         const bool packs = is_first && next < KEY_STEPS;
         TILE_STREAM(6, p, TILE_ROW_BYTES);
         TILE_LOAD(4, v, TILE_ROW_BYTES);
+        if (has_o) TILE_LOAD(0, o0, TILE_ROW_BYTES);
         TILE_DP(0, 6, 4);
         if (packs) pack_quarter(m, next, 0, offset);
         TILE_LOAD(5, v + KEY_STEPS * TILE_BYTES, TILE_ROW_BYTES);
+        if (has_o) TILE_LOAD(1, o0 + 256, TILE_ROW_BYTES);
         TILE_DP(1, 6, 5);
         if (packs) pack_quarter(m, next, 1, offset);
         if (two) {
             TILE_STREAM(7, p + P_BYTES, TILE_ROW_BYTES);
+            if (has_o) TILE_LOAD(2, o1, TILE_ROW_BYTES);
             TILE_DP(2, 7, 4);
         }
         if (packs) pack_quarter(m, next, 2, offset);
-        if (two) TILE_DP(3, 7, 5);
+        if (two) {
+            if (has_o) TILE_LOAD(3, o1 + 256, TILE_ROW_BYTES);
+            TILE_DP(3, 7, 5);
+        }
         if (packs) pack_quarter(m, next, 3, offset);
-        do_ahead(m);
+        if (!is_first) do_ahead(m);
+        has_o = false;
     }
     store_o(o0, o1, two);
 }
