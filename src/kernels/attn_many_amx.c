@@ -19,8 +19,9 @@
  *                                                      rows of S^T, weighted, interleaved
  *     V   [16 key pairs][16 dims][2], a B tile: 1      [16 dims][32 keys], an A tile: V^T, 5
  *         shuffle per 64 bytes; columns of 32 dims,    shuffles per 64 bytes, in the first pair
- *         16 KiB in L1, made 3 steps ahead of the
- *         first pair's products
+ *         16 KiB in L1, made under products of the
+ *         last pair of the column before and of
+ *         the first of this one, half by each
  *     O   += P V, at the block's end                   += V^T P^T, a dim tile at a time under the
  *                                                      items of the next pair, P in L1
  *

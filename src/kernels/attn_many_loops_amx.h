@@ -514,59 +514,79 @@ static __attribute__((noinline)) void pack_steps(const struct many *m, int n_ste
 
 /* Late: O += P V of 32 dims and a row tile or two: C 0-3, V 4-5, P, which passes by once, 6-7. Each
  * tile of O comes right before its first product: all four in front of the first tiles of P and V
- * are 64 lines from L2 that those would wait for. The first of a column's pairs makes its tiles of
- * V on the way, PACK_AHEAD steps ahead: what has just been stored a tile's load would wait for. It
- * fetches nothing ahead, as V's rows want all places for lines. */
+ * are 64 lines from L2 that those would wait for.
+ *
+ * V's tiles of a column are made under products, half of them by each of two pairs, as 256 lines
+ * are more than one has time for. The last pair makes the next column's first half in place of what
+ * it has used, and the first pair the other half as many steps before it comes to it: what has just
+ * been stored a tile's load would wait for. The first pair fetches nothing ahead meanwhile; the
+ * last, and where there are few pairs others have to, does. */
 AMX_INLINE void late_block(struct many *m, const struct pair *pair, int64_t d, bool two,
-                           bool is_first)
+                           bool is_first, bool is_last)
 {
     float *const o0 = m->o + (pair->tile * m->dim_tiles + 2 * d) * 256;
     float *const o1 = o0 + m->dim_tiles * 256;
-    const int64_t offset = d * TILE_ROW_BYTES;
     bool has_o = m->tiles[pair->tile].has_o; /* not yet in C */
     if (!has_o) zero_c(two);
     for (int i = pair->sub_begin; i < pair->sub_end; i++) {
         const char *const p = pair->p + i * TILE_BYTES;
         const char *const v = m->vt + i * TILE_BYTES;
-        const int64_t next = i + PACK_AHEAD;
-        const bool packs = is_first && next < KEY_STEPS;
+        const bool is_early = i < PACK_STEPS;
+        const bool packs = is_early ? is_first : is_last;
+        const int64_t step = is_early ? i + PACK_STEPS : i - PACK_STEPS;
+        const int64_t offset = (is_early ? d : d + 1) * TILE_ROW_BYTES;
         TILE_STREAM(6, p, TILE_ROW_BYTES);
         TILE_LOAD(4, v, TILE_ROW_BYTES);
         if (has_o) TILE_LOAD(0, o0, TILE_ROW_BYTES);
         TILE_DP(0, 6, 4);
-        if (packs) pack_quarter(m, next, 0, offset);
+        if (packs) pack_quarter(m, step, 0, offset);
         TILE_LOAD(5, v + KEY_STEPS * TILE_BYTES, TILE_ROW_BYTES);
         if (has_o) TILE_LOAD(1, o0 + 256, TILE_ROW_BYTES);
         TILE_DP(1, 6, 5);
-        if (packs) pack_quarter(m, next, 1, offset);
+        if (packs) pack_quarter(m, step, 1, offset);
         if (two) {
             TILE_STREAM(7, p + P_BYTES, TILE_ROW_BYTES);
             if (has_o) TILE_LOAD(2, o1, TILE_ROW_BYTES);
             TILE_DP(2, 7, 4);
         }
-        if (packs) pack_quarter(m, next, 2, offset);
+        if (packs) pack_quarter(m, step, 2, offset);
         if (two) {
             if (has_o) TILE_LOAD(3, o1 + 256, TILE_ROW_BYTES);
             TILE_DP(3, 7, 5);
         }
-        if (packs) pack_quarter(m, next, 3, offset);
+        if (packs) pack_quarter(m, step, 3, offset);
         if (!is_first) do_ahead(m);
         has_o = false;
     }
     store_o(o0, o1, two);
 }
-static __attribute__((noinline)) void late_two(struct many *m, const struct pair *pair, int64_t d)
+typedef void late_fn(struct many *m, const struct pair *pair, int64_t d);
+#define LATE_BLOCK(name, two, is_first, is_last)                                                   \
+    static __attribute__((noinline)) void name(struct many *m, const struct pair *pair, int64_t d) \
+    {                                                                                              \
+        late_block(m, pair, d, two, is_first, is_last);                                            \
+    }
+LATE_BLOCK(late_one, false, false, false)
+LATE_BLOCK(late_one_last, false, false, true)
+LATE_BLOCK(late_one_first, false, true, false)
+LATE_BLOCK(late_one_only, false, true, true)
+LATE_BLOCK(late_two, true, false, false)
+LATE_BLOCK(late_two_last, true, false, true)
+LATE_BLOCK(late_two_first, true, true, false)
+LATE_BLOCK(late_two_only, true, true, true)
+#undef LATE_BLOCK
+
+static late_fn *late_for(bool two, bool is_first, bool is_last)
 {
-    late_block(m, pair, d, true, false);
+    static late_fn *const all[2][2][2] = {
+        {{late_one, late_one_last}, {late_one_first, late_one_only}},
+        {{late_two, late_two_last}, {late_two_first, late_two_only}},
+    };
+    return all[two][is_first][is_last];
 }
-static __attribute__((noinline)) void late_one(struct many *m, const struct pair *pair, int64_t d)
+static bool sees_all_items(const struct pair *pair)
 {
-    late_block(m, pair, d, false, false);
-}
-static __attribute__((noinline)) void late_first(struct many *m, const struct pair *pair, int64_t d)
-{
-    pack_steps(m, PACK_AHEAD, d * TILE_ROW_BYTES);
-    late_block(m, pair, d, true, true);
+    return pair->sub_end - pair->sub_begin == N_SUBS;
 }
 /* Of all pairs, a column of V at a time. */
 static void add_late_values(struct many *m, const struct pair *pairs, int64_t begin)
@@ -576,26 +596,25 @@ static void add_late_values(struct many *m, const struct pair *pairs, int64_t be
     for (int i = 0; i < N_GROUPS; i++)
         m->v[i] =
             amx_find_keys(&m->a, begin + i * AMX_GROUP, true, false, m->v_stage + i * v_bytes);
+    int64_t first = 0;
+    int64_t last = n_pairs - 1;
+    while (first < n_pairs && pairs[first].sub_end == 0) first++;
+    while (last > first && pairs[last].sub_end == 0) last--;
+    if (first == n_pairs) return;
+    /* Else some of their steps are missing: a column's tiles are made in front of it. */
+    const bool are_whole = sees_all_items(&pairs[first]) && sees_all_items(&pairs[last]);
+    if (are_whole) pack_steps(m, PACK_STEPS, 0);
     for (int64_t d = 0; d < m->a.v_steps; d++) {
-        bool is_packed = false;
-        for (int64_t i = 0; i < n_pairs; i++) {
+        if (!are_whole) pack_steps(m, KEY_STEPS, d * TILE_ROW_BYTES);
+        for (int64_t i = first; i <= last; i++) {
             const struct pair *const pair = &pairs[i];
             const bool two = pair->tile + 1 < m->n_tiles;
             if (pair->sub_end == 0) continue;
-            if (!is_packed && two && pair->sub_end - pair->sub_begin == KEY_STEPS) {
-                late_first(m, pair, d);
-                is_packed = true;
-                continue;
-            }
-            if (!is_packed) pack_steps(m, KEY_STEPS, d * TILE_ROW_BYTES);
-            is_packed = true;
-            if (two)
-                late_two(m, pair, d);
-            else
-                late_one(m, pair, d);
+            late_for(two, are_whole && i == first,
+                     are_whole && i == last && d + 1 < m->a.v_steps)(m, pair, d);
         }
     }
-    for (int64_t i = 0; i < n_pairs; i++) {
+    for (int64_t i = first; i <= last; i++) {
         if (pairs[i].sub_end == 0) continue;
         m->tiles[pairs[i].tile].has_o = true;
         m->tiles[pairs[i].tile + (pairs[i].tile + 1 < m->n_tiles)].has_o = true;

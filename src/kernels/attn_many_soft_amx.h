@@ -17,7 +17,7 @@ enum {
     SUB_BYTES = SUB_PAIRS * TILE_ROW_BYTES, /* of P^T */
     P_BYTES = N_SUBS * SUB_BYTES,           /* of a row tile */
     LATE_TILES = 16,                        /* so many at most: late */
-    PACK_AHEAD = 3,                         /* steps */
+    PACK_STEPS = KEY_STEPS / 2,             /* of V's, under each of two pairs */
     FIRST_PERCENT = 25,                     /* of a block's lines, at least, under q */
     FETCH_BYTES = 2048,                     /* ahead of rows that are read one after the other */
     ROWS_LEAST = 96,
