@@ -28,13 +28,22 @@ struct bench_line {
     int64_t n_iters, read_bytes; /* read_bytes: of all ranks */
     double flops;
     struct bench_span time, read;
-    double matrix_GFLOPs;                   /* the roof in the same rounds */
+    double matrix_GFLOPs;                   /* the roof in the same rounds, median */
+    double best_GFLOPs;                     /* the roof of these ranks and threads, best seen */
     double gather_us, partial_us, merge_us; /* mean of the runs and the ranks */
     int64_t workspace_bytes, peak_extra_bytes, pss_growth_bytes; /* largest of the ranks */
     int64_t tile_rows, page_tokens;
     double worst_error; /* largest error over what the tolerance is a share of */
     int64_t wrong;
 };
+
+/* Other work had the CPUs in half of the rounds or more: products out of registers alone fell below
+ * three quarters of what they reach. Medians are of some other machine then, each of its own, and a
+ * fraction of them may be above 1 as well as far below what is true. */
+static inline bool bench_is_disturbed(const struct bench_line *l)
+{
+    return l->has_run && l->matrix_GFLOPs < 0.75 * l->best_GFLOPs;
+}
 
 /* In memory that the ranks and the process that prints share. */
 struct bench_lines {

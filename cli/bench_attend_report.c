@@ -119,6 +119,7 @@ static void print_json(const struct bench_lines *all)
         jout_known(&j, "read_fraction", ran, read_fraction(l));
         jout_known(&j, "read_fraction_min", ran, l->read.min_us / l->time.min_us);
         jout_known(&j, "matrix_fraction", ran, matrix_fraction(l));
+        jout_bool(&j, "disturbed", bench_is_disturbed(l));
         jout_object(&j, "split_us");
         jout_known(&j, "gather", ran, l->gather_us);
         jout_known(&j, "partial", ran, l->partial_us);
@@ -183,8 +184,9 @@ static void put_times(const struct bench_line *l, cell *row)
     if (!l->has_run) return;
     put_us(row[6], l->time.min_us);
     put_us(row[7], l->time.median_us);
-    snprintf(row[8], TABLE_CELL_BYTES, "%.1f", 100.0 * read_fraction(l));
-    snprintf(row[9], TABLE_CELL_BYTES, "%.1f", 100.0 * matrix_fraction(l));
+    const char *const mark = bench_is_disturbed(l) ? "!" : "";
+    snprintf(row[8], TABLE_CELL_BYTES, "%.1f%s", 100.0 * read_fraction(l), mark);
+    snprintf(row[9], TABLE_CELL_BYTES, "%.1f%s", 100.0 * matrix_fraction(l), mark);
     if (total > 0 && l->keys > 0)
         snprintf(row[10], TABLE_CELL_BYTES, "%.0f/%.0f/%.0f", 100.0 * l->gather_us / total,
                  100.0 * l->partial_us / total, 100.0 * l->merge_us / total);
@@ -204,6 +206,25 @@ static void put_memory(const struct bench_line *l, cell *row)
     snprintf(row[10], TABLE_CELL_BYTES, "%lld", (long long)l->wrong);
 }
 
+/* What ! says, of the worst line. */
+static void print_disturbed(const struct bench_lines *all)
+{
+    const struct bench_line *worst = NULL;
+    int n = 0;
+    for (int i = 0; i < all->n; i++) {
+        const struct bench_line *l = &all->line[i];
+        if (!bench_is_disturbed(l)) continue;
+        if (n++ == 0 ||
+            l->matrix_GFLOPs * worst->best_GFLOPs < worst->matrix_GFLOPs * l->best_GFLOPs)
+            worst = l;
+    }
+    if (n == 0) return;
+    printf("! %d line%s ran while other work had the CPUs: the matrix peak fell to %.0f of %.0f "
+           "GFLOP/s meanwhile.\n"
+           "  Fractions of such rounds say little; run again on a quiet machine, or for longer.\n",
+           n, n == 1 ? "" : "s", worst->matrix_GFLOPs, worst->best_GFLOPs);
+}
+
 static void print_tables(const struct bench_lines *all)
 {
     static const char *const times[N_TIMES] = {"case",   "keys",   "T",      "ranks",
@@ -221,6 +242,7 @@ static void print_tables(const struct bench_lines *all)
     for (int c = 0; c < N_TIMES; c++) snprintf(cells[c], TABLE_CELL_BYTES, "%s", times[c]);
     for (int i = 0; i < all->n; i++) put_times(&all->line[i], cells + (i + 1) * N_TIMES);
     table_print(stdout, all->n + 1, N_TIMES, cells);
+    print_disturbed(all);
     putchar('\n');
     for (int c = 0; c < N_MEMORY; c++) snprintf(cells[c], TABLE_CELL_BYTES, "%s", memory[c]);
     for (int i = 0; i < all->n; i++) put_memory(&all->line[i], cells + (i + 1) * N_MEMORY);

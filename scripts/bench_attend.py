@@ -32,9 +32,10 @@ def table(rows):
     out = ["| case | keys | T | ranks x threads | type | isa | min us | median us | of plain read | of matrix peak | gather / partial / merge % "
            "| workspace | peak extra | PSS growth | error | wrong |", "|" + "---|" * 16]
     for r in rows:
+        mark = " (disturbed)" if r.get("disturbed") else ""
         out.append("| " + " | ".join([
             r["case"], bytes_text(r["read_bytes"]) if r["keys"] is None else count(r["keys"]), str(r["tokens"]), f"{r['ranks']} x {r['threads']}", r["dtype"],
-            r["isa"], number(r["time_us"]["min"]), number(r["time_us"]["median"]), percent(r["read_fraction"]), percent(r["matrix_fraction"]), split(r),
+            r["isa"], number(r["time_us"]["min"]), number(r["time_us"]["median"]), percent(r["read_fraction"]) + mark, percent(r["matrix_fraction"]) + mark, split(r),
             bytes_text(r["workspace_bytes"]), bytes_text(r["peak_extra_bytes"]), bytes_text(max(r["pss_growth_bytes"], 0)), f"{r['worst_error']:.0e}",
             str(r["wrong"])]) + " |")
     return out

@@ -48,20 +48,24 @@
  * Speed (an AMX server of 2.6 GHz, one thread, bench_attn, 4,096 keys, q in bf16), share of the
  * 2.66 TFLOP/s that products reach on random tiles, by the hour:
  *     128/128, from L3: 256 tokens of 4 heads 0.45, 512 of 8 0.43; q in two parts 0.35
- *     MLA 576/512 of 96 heads from memory: 1 token 0.43 to 0.50, 2 tokens 0.50; q in two parts 0.36
+ *     MLA 576/512 of 96 heads from memory: 1 token 0.44 to 0.50, 2 tokens 0.50; q in two parts 0.36
  *     to 0.38, 0.40
  * What is left. A 2 x 2 step with K in L1 and q streaming takes 64 to 70 cycles for 4 products, so
  * QK alone is near its peak; around each item come some 300 cycles (4 tiles out, two sums, two
  * transpositions). 128/128: two chains of products with V, of 52 cycles a product and chain, take
  * 416 cycles for 256 of work; with four chains the softmax of every other item is bare: no gain;
- * nor from QK and PV in one loop, 6 chains. MLA: a block's products alone would take 20 us, from L2
- * it takes 31 to 40 and from memory 38 to 50, by the hour. What did not help: packing keys in front
- * of their products, in blocks or items; q to L1 one to three steps ahead (0.9 of the speed);
- * columns of 64 dims; blocks of 128 or 512 keys; all lines ahead under scores, or under values; two
- * blocks a column, O still in L1; V made tiles under the scores (its stores to L2: 9 us a block);
- * three row tiles at a time with values, P in L1 (V is then made twice, 5 us each); a pair's
- * second row tile four steps behind its first, so that O comes and goes under products; V's tiles
- * made evenly under all pairs; V staged by tile loads that pass L1 by.
+ * nor from QK and PV in one loop, 6 chains. MLA: a block's products alone would take 20 us, it
+ * takes 38 to 48 by the hour, 2 less where all keys are in L2. V's tiles are 7% of that, O 5%, the
+ * softmax and turning the weights 1.3%; q and P from L1 would gain nothing.
+ * What did not help: packing keys in front of their products, in blocks or items; q to L1 one to
+ * three steps ahead (0.9 of the speed); O or V's rows to L1 ahead (0 to 2% slower); columns of 64
+ * dims; blocks of 128 to 512 keys but 256 (2 to 11% slower: P of a pair, its O and V's panel fill
+ * L1 at 256); all lines ahead under scores, or under values; two blocks a column, O still in L1; V
+ * made tiles under the scores (its stores to L2: 9 us a block); three row tiles at a time with
+ * values, P in L1 (V is then made twice, 5 us each); a pair's second row tile four steps behind
+ * its first, so that O comes and goes under products; V's tiles made evenly under all pairs, in
+ * two panels; V staged by tile loads that pass L1 by; for 18 steps of scores loops of 8, 8 and 2
+ * with the softmax counted out (2% slower than asking).
  *
  * Files: attn_many_soft_amx.h softmax and values' tiles, attn_many_loops_amx.h the products.
  * Limits: passes of dcp__attn_amx_rows_most rows. Scratch per dcp__attn_amx_many_bytes. */

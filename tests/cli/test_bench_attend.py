@@ -25,6 +25,7 @@ class BenchAttend(unittest.TestCase):
         for row in said["rows"]:
             self.assertLessEqual(ROW, set(row))
             self.assertEqual(row["wrong"], 0, row)
+            self.assertIn(row["disturbed"], (False, True))
             if ran:
                 self.assertLessEqual(row["time_us"]["min"], row["time_us"]["median"])
                 self.assertGreater(row["read_fraction"], 0)
