@@ -7,6 +7,10 @@
 
 enum { MESSAGE_COLUMNS = 80, MESSAGE_BYTES = 2048 };
 
+/* A descriptor's field and the option that fills it, in every command that has one. */
+static const char limit_field[] = "workspace_limit_bytes";
+static const char limit_option[] = "--memory";
+
 /* Length of " [path.c:12]" at s; 0 if that is not what is there. */
 static size_t place_len(const char *s)
 {
@@ -28,6 +32,10 @@ const char *message_plain(const char *text)
         const size_t skip = place_len(at);
         if (skip > 0) {
             at += skip;
+        } else if (strncmp(at, limit_field, sizeof(limit_field) - 1) == 0) {
+            at += sizeof(limit_field) - 1;
+            for (const char *c = limit_option; *c != '\0' && n + 1 < sizeof(plain);)
+                plain[n++] = *c++;
         } else {
             plain[n++] = *at++;
         }

@@ -9,7 +9,8 @@
 #include <stdio.h>
 
 /* A library's text without the places in the source, " [src/x/y.c:12]", that it names for its
- * developers; with DCP_ATTN_DEBUG=1 as it is. Valid until the thread's next call. */
+ * developers, and with --memory for the descriptors' workspace_limit_bytes; with DCP_ATTN_DEBUG=1
+ * as it is. Valid until the thread's next call. */
 const char *message_plain(const char *text);
 /* text in lines of at most 80 columns, cut at spaces: the first begins with head, filled up to
  * indent columns, the others with indent spaces. Newlines in text begin lines too. */

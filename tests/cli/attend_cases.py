@@ -40,7 +40,7 @@ class Attend(unittest.TestCase):
             rc, _, err = run("attend", self.file, "-o", os.path.join(self.dir, "x"), "--causal", "--memory", str(need), *args)
             if rc == 0:
                 return need
-            found = re.search(r"workspace_limit_bytes is (\d+), one row of \d+ heads with \d+ threads needs (\d+)", err)
+            found = re.search(r"--memory is (\d+), one row of \d+ heads with \d+ threads needs (\d+)", err)
             self.assertIsNotNone(found, err)
             self.assertEqual(int(found[1]), need)
             self.assertGreater(int(found[2]), need)
@@ -79,7 +79,7 @@ class Attend(unittest.TestCase):
                 continue
             rc, _, err = run("attend", self.file, "-o", os.path.join(self.dir, "x"), "--memory", str(least - 1), *args)
             self.assertEqual(rc, 1)
-            self.assertIn(f"workspace_limit_bytes is {least - 1}, ", err)
+            self.assertIn(f"--memory is {least - 1}, ", err)
 
     def test_project(self):
         little = str(self.least_memory("--project", self.maps, "-n", "2"))
