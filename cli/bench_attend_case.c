@@ -32,24 +32,39 @@ struct bench {
 
 /* ---- memory ---- */
 
-/* What attention reads of a copy: keys, values, page by page; of the last page whole heads. */
-static void find_stretches(struct bench *b, int64_t copy)
+/* What attention reads of a copy: keys, values, page by page; of the last page whole heads. With a
+ * window from the first key that a row sees on, head by head, so that all stretches but those of
+ * the first page are alike. Scales lie behind the numbers of all heads; their bytes are read there
+ * or, head by head, with those behind the head. Returns how many stretches; copy < 0: counts. */
+static int64_t find_stretches(struct bench *b, int64_t copy)
 {
     const struct attend_shape *s = &b->c->shape;
-    const dcp_kv_view *v = &b->views[copy];
+    const dcp_kv_view *const v = &b->views[copy < 0 ? 0 : copy];
+    const int64_t n = v->page_tokens, n_parts = s->is_latent ? 1 : 2;
+    const int64_t begin = dcp_visible_range(s->n_keys - s->n_tokens, s->n_keys, s->window, 1,
+                                            b->r->n, b->r->rank, s->interleave)
+                              .begin;
+    const int64_t first_page = begin / n, end_page = (v->n_keys + n - 1) / n;
+    const int64_t n_heads = s->window > 0 ? s->n_kv_heads : 1; /* stretches of a page */
+    if (first_page >= end_page) return 0;
+    if (copy < 0) return n_parts * n_heads * (end_page - first_page);
+    const int64_t elem = (int64_t)dcp_dtype_bytes(v->dtype);
+    const int64_t scale = b->scales[copy].k_base != NULL ? (int64_t)sizeof(float) : 0;
     struct bench_stretch *to = b->copies.stretches + copy * b->copies.n_stretches;
-    /* Scales follow the numbers of a page that has them. */
-    const size_t rows = (size_t)(v->page_tokens * s->n_kv_heads), elem = dcp_dtype_bytes(v->dtype);
-    const size_t scale = b->scales[copy].k_base != NULL ? sizeof(float) : 0;
-    for (int64_t p = 0; p * v->page_tokens < v->n_keys; p++) {
-        *to++ =
-            (struct bench_stretch){(const char *)v->k_base + v->pages[p] * v->k_page_stride_bytes,
-                                   rows * ((size_t)s->key_dim * elem + scale)};
-        if (!s->is_latent)
-            *to++ = (struct bench_stretch){(const char *)v->v_base +
-                                               v->pages[p] * v->v_page_stride_bytes,
-                                           rows * ((size_t)s->value_dim * elem + scale)};
+    for (int64_t p = first_page; p < end_page; p++) {
+        const int64_t skip = s->window > 0 && p == first_page ? begin % n : 0;
+        for (int64_t part = 0; part < n_parts; part++) {
+            const char *const base =
+                part == 0 ? (const char *)v->k_base + v->pages[p] * v->k_page_stride_bytes
+                          : (const char *)v->v_base + v->pages[p] * v->v_page_stride_bytes;
+            const int64_t row = (part == 0 ? s->key_dim : s->value_dim) * elem;
+            const int64_t rows = (n - skip) * (s->n_kv_heads / n_heads);
+            for (int64_t h = 0; h < n_heads; h++)
+                *to++ = (struct bench_stretch){base + (h * n + skip) * row,
+                                               (size_t)(rows * (row + scale))};
+        }
     }
+    return b->copies.n_stretches;
 }
 
 static dcp_status make_cache(struct bench *b)
@@ -76,14 +91,12 @@ static dcp_status make_cache(struct bench *b)
         DCP_TRY(dcp_cache_view(b->cache, i, 0, &b->views[i]));
         DCP_TRY(dcp_cache_scales(b->cache, i, 0, &b->scales[i]));
     }
-    const dcp_kv_view *const v = &b->views[0];
-    const int64_t n_pages = (v->n_keys + v->page_tokens - 1) / v->page_tokens;
     void *mem = NULL;
-    b->copies.n_stretches = n_pages * (s->is_latent ? 1 : 2);
+    b->copies.n_stretches = find_stretches(b, -1);
     DCP_TRY(dcp__alloc_array((size_t)(b->copies.n_copies * b->copies.n_stretches),
                              sizeof(*b->copies.stretches), "stretches", &mem));
     b->copies.stretches = mem;
-    for (int64_t i = 0; i < b->copies.n_copies; i++) find_stretches(b, i);
+    for (int64_t i = 0; i < b->copies.n_copies; i++) (void)find_stretches(b, i);
     return DCP_OK;
 }
 
@@ -195,6 +208,7 @@ static dcp_status check(struct bench *b, struct bench_line *line)
     int64_t worst = (int64_t)(c.worst_error < 1e3 ? c.worst_error * 1e12 : 1e15);
     DCP_TRY(bench_largest(b->r, &worst));
     DCP_TRY(bench_sum(b->r, &wrong));
+    line->is_checked = true;
     line->wrong += (int64_t)wrong;
     if ((double)worst * 1e-12 > line->worst_error) line->worst_error = (double)worst * 1e-12;
     return DCP_OK;

@@ -116,6 +116,7 @@ static void print_json(const struct bench_lines *all)
         jout_num(&j, "flop", l->flops);
         jout_known(&j, "GFLOPs", ran, l->flops / l->time.median_us * 1e-3);
         jout_known(&j, "matrix_GFLOPs", ran, l->matrix_GFLOPs);
+        jout_known(&j, "best_GFLOPs", ran, l->best_GFLOPs);
         jout_known(&j, "read_fraction", ran, read_fraction(l));
         jout_known(&j, "read_fraction_min", ran, l->read.min_us / l->time.min_us);
         jout_known(&j, "matrix_fraction", ran, matrix_fraction(l));
@@ -130,8 +131,11 @@ static void print_json(const struct bench_lines *all)
         jout_int(&j, "pss_growth_bytes", l->pss_growth_bytes);
         if (!is_product) jout_int(&j, "tile_rows", l->tile_rows);
         if (!is_product) jout_int(&j, "page_tokens", l->page_tokens);
-        jout_num(&j, "worst_error", l->worst_error);
-        jout_int(&j, "wrong", l->wrong);
+        jout_known(&j, "worst_error", l->is_checked, l->worst_error);
+        if (l->is_checked)
+            jout_int(&j, "wrong", l->wrong);
+        else
+            jout_null(&j, "wrong");
         jout_object_end(&j);
     }
     jout_array_end(&j);
@@ -202,27 +206,27 @@ static void put_memory(const struct bench_line *l, cell *row)
     put_bytes(row[6], l->workspace_bytes);
     put_bytes(row[7], l->peak_extra_bytes);
     put_bytes(row[8], l->pss_growth_bytes);
+    for (int c = 9; c < N_MEMORY; c++) snprintf(row[c], TABLE_CELL_BYTES, "-");
+    if (!l->is_checked) return;
     snprintf(row[9], TABLE_CELL_BYTES, "%.1e", l->worst_error);
     snprintf(row[10], TABLE_CELL_BYTES, "%lld", (long long)l->wrong);
 }
 
-/* What ! says, of the worst line. */
 static void print_disturbed(const struct bench_lines *all)
 {
-    const struct bench_line *worst = NULL;
     int n = 0;
+    double lowest = 1.0;
     for (int i = 0; i < all->n; i++) {
         const struct bench_line *l = &all->line[i];
         if (!bench_is_disturbed(l)) continue;
-        if (n++ == 0 ||
-            l->matrix_GFLOPs * worst->best_GFLOPs < worst->matrix_GFLOPs * l->best_GFLOPs)
-            worst = l;
+        n++;
+        if (l->matrix_GFLOPs < lowest * l->best_GFLOPs) lowest = l->matrix_GFLOPs / l->best_GFLOPs;
     }
     if (n == 0) return;
-    printf("! %d line%s ran while other work had the CPUs: the matrix peak fell to %.0f of %.0f "
-           "GFLOP/s meanwhile.\n"
+    printf("! %d line%s ran while other work had the CPUs (the matrix peak fell to %.0f%% of its "
+           "best).\n"
            "  Fractions of such rounds say little; run again on a quiet machine, or for longer.\n",
-           n, n == 1 ? "" : "s", worst->matrix_GFLOPs, worst->best_GFLOPs);
+           n, n == 1 ? "" : "s", 100.0 * lowest);
 }
 
 static void print_tables(const struct bench_lines *all)
@@ -236,9 +240,13 @@ static void print_tables(const struct bench_lines *all)
     cell *cells = calloc((size_t)(all->n + 1) * N_TIMES, sizeof(*cells));
     if (cells == NULL) return;
     printf("ranks x threads; bound: %s; load %.1f\n", all->pinning, all->load_before);
-    printf("plain read %.1f GB/s at best; %% read: median time of the read over median time\n"
-           "matrix peak on random data %.0f GFLOP/s (%s)\n",
-           read_GBps(all), all->roof_GFLOPs[all->best_unit], bench_roof_name(all->best_unit));
+    const double read = read_GBps(all);
+    if (read > 0)
+        printf("plain read of the largest shapes %.1f GB/s at best\n"
+               "%% read: median time of a plain read over median time\n",
+               read);
+    printf("matrix peak on random data %.0f GFLOP/s (%s)\n", all->roof_GFLOPs[all->best_unit],
+           bench_roof_name(all->best_unit));
     for (int c = 0; c < N_TIMES; c++) snprintf(cells[c], TABLE_CELL_BYTES, "%s", times[c]);
     for (int i = 0; i < all->n; i++) put_times(&all->line[i], cells + (i + 1) * N_TIMES);
     table_print(stdout, all->n + 1, N_TIMES, cells);

@@ -18,7 +18,7 @@ struct attend_values {
     bool causal, json;
     double scale, softcap;
     int64_t window, interleave, latent, tp;
-    int kv_dtype, algo;
+    int kv_dtype, algo, nonfinite;
     uint64_t memory;
     const char *output, *input, *project;
 };
@@ -46,6 +46,9 @@ static const struct option_def attend_options[] = {
     {"kv-dtype", 0, OPT_ENUM, AT(kv_dtype), NULL, 0, 0, KV_DTYPE_CHOICES,
      "type of the cache (default auto: that of k and v where they have one, else f32)"},
     {"algo", 0, OPT_ENUM, AT(algo), NULL, 0, 0, ALGO_CHOICES, "merge algorithm (default auto)"},
+    {"nonfinite", 0, OPT_ENUM, AT(nonfinite), NULL, 0, 0, "zero|error",
+     "partial results that are NaN or infinite are left out and counted, or nothing is written "
+     "(default zero)"},
     {"memory", 0, OPT_SIZE, AT(memory), "BYTES", 65536, 1e15, NULL,
      "workspace limit of each rank (default 64M)"},
     THREADS_OPTION(struct attend_values, rank),
@@ -71,7 +74,10 @@ static const struct command_def attend_command = {
     "  q_pos       I64 or I32: the positions of the queries; a negative one is padding: out 0 and\n"
     "              lse -inf. Without it they are the last T of the L positions\n"
     "  sink        types of q: natural logarithm of what joins each head's divisor of out; -inf =\n"
-    "              none. lse is without it"};
+    "              none. lse is without it\n"
+    "NaN or infinity in q, k or v, or finite values whose sums leave float32, make partial\n"
+    "results that are neither; left out is such a value, taken as 0, and where its LSE is one all\n"
+    "that a rank holds for that row and head. How many is said on stderr and with --json."};
 
 struct attend_rank {
     struct st_file *file;
@@ -274,6 +280,14 @@ static dcp_status read_input(dcp_group *g, const struct attend_values *v, struct
     if (a->q_pos != NULL) {
         DCP_TRY(dcp__alloc_array((size_t)a->n_tokens, 8, "positions", (void **)&a->positions));
         DCP_TRY(st_read_i64(a->file, a->q_pos, 0, a->n_tokens, a->positions));
+        for (int64_t t = 0; t < a->n_tokens; t++) {
+            if (a->positions[t] < a->n_keys) continue;
+            return dcp__fail(DCP_ERR_FORMAT,
+                             "%s: q_pos[%lld] is %lld; the keys are at 0 to %lld, and a negative "
+                             "position is padding",
+                             v->input, (long long)t, (long long)a->positions[t],
+                             (long long)a->n_keys - 1);
+        }
     }
     if (a->sink_tensor != NULL) {
         DCP_TRY(dcp__alloc_array((size_t)a->n_heads, 4, "sink", (void **)&a->sink));
@@ -312,6 +326,19 @@ static dcp_status run_attend(dcp_group *g, const struct attend_values *v, struct
     args.lse = a->lse;
     args.project = a->project;
     return dcp_attend_run(a->attend, &args, stats);
+}
+
+enum { NONFINITE_ZERO, NONFINITE_ERROR };
+
+static dcp_status refuse_nonfinite(const struct attend_values *v, const dcp_attend_stats *stats)
+{
+    if (stats->nonfinite_values == 0 && stats->lse_bad == 0) return DCP_OK;
+    return dcp__fail(DCP_ERR_NONFINITE,
+                     "%s: %lld value%s and %lld LSE%s of partial results are NaN or infinite; "
+                     "--nonfinite zero leaves them out",
+                     v->input, (long long)stats->nonfinite_values,
+                     message_s(stats->nonfinite_values), (long long)stats->lse_bad,
+                     message_s(stats->lse_bad));
 }
 
 /* Group-wide figures for the report. */
@@ -395,6 +422,8 @@ static int attend_body(dcp_group *g, const struct attend_values *v, struct atten
     dcp_attend_info info = DCP_ATTEND_INFO_INIT;
     dcp_status st = run_attend(g, v, a, &stats);
     if (st != DCP_OK) return rank_failed(g, st);
+    if (v->nonfinite == NONFINITE_ERROR && !all_ranks_ok(g, refuse_nonfinite(v, &stats)))
+        return EXIT_FAILED;
     dcp_attend_get_info(a->attend, &info);
 
     const struct result res = {.cut = DCP_CUT_HEADS,

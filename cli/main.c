@@ -54,6 +54,7 @@ int main(int argc, char **argv)
     if (!hold_standard_fds()) return EXIT_FAILED;
     /* A reader that closes early is a write error where we write, not a silent death. */
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow (ulimit -f) likewise */
     begin_stdout();
     const bool speaks = launch_mpi_env_is_first();
     if (argc < 2) {

@@ -55,7 +55,7 @@ if(DCP_ENGINE)
   dcp_tests(text 120 engine_text engine_files dcp_base)
   dcp_tests(linear 300 engine_linear dcp_kernels dcp_num dcp_base)
   dcp_tests(engine 300 engine_model engine_linear engine_text engine_files dcp_attend)
-  add_library(cli_parts STATIC 
+  add_library(cli_parts STATIC
     cli/bench_attend_report.c cli/bench_machine.c cli/bench_oom_cgroup.c cli/bench_roof.c cli/binding.c
     cli/json_out.c cli/message.c cli/table.c cli/topology.c cli/utf8.c)
   target_include_directories(cli_parts PUBLIC ${CMAKE_SOURCE_DIR})

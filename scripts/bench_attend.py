@@ -32,7 +32,7 @@ def table(rows):
     out = ["| case | keys | T | ranks x threads | type | isa | min us | median us | of plain read | of matrix peak | gather / partial / merge % "
            "| workspace | peak extra | PSS growth | error | wrong |", "|" + "---|" * 16]
     for r in rows:
-        mark = " (disturbed)" if r.get("disturbed") else ""
+        mark = " (disturbed)" if r["disturbed"] else ""
         out.append("| " + " | ".join([
             r["case"], bytes_text(r["read_bytes"]) if r["keys"] is None else count(r["keys"]), str(r["tokens"]), f"{r['ranks']} x {r['threads']}", r["dtype"],
             r["isa"], number(r["time_us"]["min"]), number(r["time_us"]["median"]), percent(r["read_fraction"]) + mark, percent(r["matrix_fraction"]) + mark, split(r),
@@ -65,7 +65,9 @@ def section(runs, models):
            "*of plain read*: median time of a plain read of all ranks' keys and values (of the matrix), the faster of its loops, over the median time. *of matrix peak*: "
            "multiply-adds per second over the best of the machine's units. *error*: the largest of sampled outputs against an oracle in double, over the "
            "largest value (products: over their rms); *wrong*: elements beyond what the arithmetic allows. Memory: the largest rank's, beyond its "
-           "queries, keys and result. Where ranks outnumber the CPUs, times hold the scheduler's turns as well; median over min tells the noise.", "",
+           "queries, keys and result. Where ranks outnumber the CPUs, times hold the scheduler's turns as well; median over min tells the noise. "
+           "*(disturbed)*: other work had the CPUs, as the matrix peak's median below 0.85 of its best or a median of more than twice its minimum tells; fractions "
+           "say little then.", "",
            "![fractions of the roofs over context](bench-attend.svg)", ""]
     for name, run in runs:
         out += ["### " + TITLES.get(name, name), ""] + table(run["rows"]) + [""]

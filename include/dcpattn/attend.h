@@ -145,7 +145,9 @@ typedef struct dcp_attend_stats {
                                               is computed costs time in partial_s only */
     int64_t wire_bytes;                  /**< q gathered + partials exchanged, this rank */
     int64_t merge_wire_bytes;            /**< the partials alone */
-    int64_t nonfinite_values; /**< values of partials that were NaN or infinite: taken as 0 */
+    int64_t nonfinite_values; /**< values of partials that were NaN or infinite: taken as 0. So are
+                                   those of finite values whose sum by weights, before it is
+                                   divided by the weights' sum, leaves float32 */
     int64_t lse_bad;          /**< (row, head)s of a rank whose LSE was NaN or +inf: taken as empty.
                                    Both counts are 0 exactly if nothing was left out */
     int64_t lse_empty;        /**< (row, head)s of a rank that saw no key there */
@@ -235,8 +237,9 @@ DCP_API void dcp_attend_get_info(const dcp_attend *a, dcp_attend_info *info_out)
  *          group stays usable; the group's errors: results undefined, the group is poisoned
  *  Ownership: borrows all pointers for the call.  Threads: one per handle.  Collective: yes.
  *  Determinism: bits depend on the call (its shape, positions and values), N and the ISA; not on
- *  the workspace limit, the tile, the number of threads or the transport. The same token in a call
- *  of another n_rows agrees up to rounding.
+ *  the workspace limit, the tile, the number of threads or the transport, in the floating-point
+ *  environment that programs start with (another rounding mode is the calling thread's alone). The
+ *  same token in a call of another n_rows agrees up to rounding.
  *  Accuracy: float32's. A sequence whose view is bf16 and whose n_rows * H / Hkv is above 32 has,
  *  on a CPU with AMX (dcp_attend_info.kernel says so), its weights cut to bf16, by 2^-8 of each at
  *  most around a factor that all have, and is divided by the sum of what is left; lse is of the

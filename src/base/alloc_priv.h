@@ -11,7 +11,7 @@
 #include "base/status_priv.h"
 
 /* Zeroed, 64-byte aligned. what names the thing in the error ("merge workspace"). n_bytes = 0 gives
- * a valid pointer to free. From 4 MiB on: mmap, 2 MiB aligned, MADV_HUGEPAGE. */
+ * a valid pointer to free. From 2 MiB on: mmap, 2 MiB aligned, MADV_HUGEPAGE. */
 dcp_status dcp__alloc(size_t n_bytes, const char *what, void **ptr_out);
 /* n * elem_bytes with overflow check. */
 dcp_status dcp__alloc_array(size_t n, size_t elem_bytes, const char *what, void **ptr_out);

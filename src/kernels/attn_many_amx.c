@@ -55,7 +55,7 @@
  * transpositions). 128/128: two chains of products with V, of 52 cycles a product and chain, take
  * 416 cycles for 256 of work; with four chains the softmax of every other item is bare: no gain;
  * nor from QK and PV in one loop, 6 chains. MLA: a block's products alone would take 20 us, it
- * takes 38 to 48 by the hour, 2 less where all keys are in L2. V's tiles are 7% of that, O 5%, the
+ * takes 38 to 46 by the hour, 2 less where all keys are in L2. V's tiles are 7% of that, O 5%, the
  * softmax and turning the weights 1.3%; q and P from L1 would gain nothing.
  * What did not help: packing keys in front of their products, in blocks or items; q to L1 one to
  * three steps ahead (0.9 of the speed); O or V's rows to L1 ahead (0 to 2% slower); columns of 64
@@ -131,8 +131,9 @@ static void find_item(struct many *m, int64_t begin, int sub)
     ahead_from(&m->a, &m->ahead, begin + (sub + 1) * SUB_KEYS);
 }
 
-/* Spread evenly over a block: late over all products but those that make V's tiles, else over
- * items. Late, the first come while q is packed. */
+/* Spread evenly over a block: late over all products but those of the first pair with V, else over
+ * items. (Where a first pair sees a part of a block it fetches as well: 9% more lines in that one,
+ * of 96 rows.) Late, the first come while q is packed. */
 static void plan_ahead(struct many *m)
 {
     const int64_t n_pairs = amx_div_up(m->n_tiles, 2);

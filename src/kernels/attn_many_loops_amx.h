@@ -529,8 +529,8 @@ static __attribute__((noinline)) void pack_steps(const struct many *m, int n_ste
  * V's tiles of a column are made under products, half of them by each of two pairs, as 256 lines
  * are more than one has time for. The last pair makes the next column's first half in place of what
  * it has used, and the first pair the other half as many steps before it comes to it: what has just
- * been stored a tile's load would wait for. The first pair fetches nothing ahead meanwhile; the
- * last, and where there are few pairs others have to, does. */
+ * been stored a tile's load would wait for. The first pair fetches nothing ahead meanwhile; all
+ * others do, the last one too. */
 AMX_INLINE void late_block(struct many *m, const struct pair *pair, int64_t d, bool two,
                            bool is_first, bool is_last)
 {

@@ -47,6 +47,35 @@ class Attend(unittest.TestCase):
             need = int(found[2])
         self.fail(f"--memory {need} is refused, too: {err}")
 
+    def test_nonfinite(self):
+        """A NaN that rows see, and values whose sum leaves float32: left out and counted, or refused with nothing written."""
+        path, out = os.path.join(self.dir, "spoilt"), os.path.join(self.dir, "out")
+        for name, change in (("k", lambda x: [math.nan] + x[1:]), ("v", lambda x: [3e38] * len(x))):
+            tensors = read(self.file)
+            kind, shape, values = tensors[name]
+            write(path, **{**tensors, name: (kind, shape, change(list(values)))})
+            for ranks in ("1", "3"):
+                rc, text, err = run("attend", path, "-o", out, "--causal", "--json", "-n", ranks)
+                self.assertEqual(rc, 0, err)
+                said = json.loads(text)
+                self.assertGreater(said["nonfinite_values"] + said["lse_bad"], 0)
+                os.remove(out)
+                rc, _, err = run("attend", path, "-o", out, "--causal", "-n", ranks, "--nonfinite", "error")
+                self.assertEqual(rc, 1, err)
+                self.assertIn(f"{path}: ", err)
+                self.assertIn(" of partial results are NaN or infinite; --nonfinite zero leaves them out", err)
+                self.assertFalse(os.path.exists(out))
+        self.attend("--nonfinite", "error")
+
+    def test_positions_beyond_the_keys(self):
+        tensors = read(self.file)
+        path = os.path.join(self.dir, "beyond")
+        write(path, **tensors, q_pos=("I64", [self.T], [0, -1, self.L - 1, self.L, 2]))
+        for ranks in ("1", "2"):
+            rc, _, err = run("attend", path, "-o", os.path.join(self.dir, "x"), "--causal", "-n", ranks)
+            self.assertEqual(rc, 1, err)
+            self.assertIn(f"q_pos[3] is {self.L}; the keys are at 0 to {self.L - 1}", err)
+
     def close(self, a, b, tol=2e-6):
         self.assertEqual(a[:2], b[:2])
         self.assertLess(max(abs(x - y) for x, y in zip(a[2], b[2])), tol)

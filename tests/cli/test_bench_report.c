@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What `bench attend` prints of lines that ran while other work had the CPUs. */
+/* What `bench attend` prints of lines that ran while other work had the CPUs, or not at all. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,21 +16,23 @@
 static struct bench_lines all;
 static char said[1 << 16];
 
-static void put_line(double matrix_GFLOPs, double best_GFLOPs, bool has_run)
+static struct bench_line *put_line(double matrix_GFLOPs)
 {
     struct bench_line *const l = &all.line[all.n++];
     *l = (struct bench_line){.keys = 1024,
                              .tokens = 1,
                              .ranks = 1,
                              .threads = 2,
-                             .has_run = has_run,
+                             .has_run = true,
+                             .is_checked = true,
                              .flops = 1e9,
                              .read_bytes = 1 << 20,
                              .time = {900.0, 1000.0},
                              .read = {800.0, 850.0},
                              .matrix_GFLOPs = matrix_GFLOPs,
-                             .best_GFLOPs = best_GFLOPs};
+                             .best_GFLOPs = 5000.0};
     strcpy(l->name, "mla-decode");
+    return l;
 }
 
 /* bench_report's text. */
@@ -61,26 +63,44 @@ static void test_quiet(void **state)
 {
     (void)state;
     memset(&all, 0, sizeof(all));
-    put_line(4500.0, 5000.0, true); /* a median below the best is no disturbance */
-    put_line(0.0, 5000.0, false);   /* only created */
+    put_line(4300.0); /* a median below the best is no disturbance */
     assert_null(strchr(report(false), '!'));
-    assert_int_equal(count(report(true), "\"disturbed\": false"), 2);
+    assert_int_equal(count(report(true), "\"disturbed\": false"), 1);
 }
 
 static void test_disturbed(void **state)
 {
     (void)state;
     memset(&all, 0, sizeof(all));
-    put_line(4500.0, 5000.0, true);
-    put_line(3000.0, 5000.0, true);
-    put_line(1000.0, 2500.0, true); /* the worst, of fewer threads */
+    put_line(4500.0);
+    put_line(4000.0);
+    put_line(1000.0);
+    put_line(4500.0)->time.min_us = 400.0;
+    put_line(4500.0)->read.min_us = 300.0;
     const char *const text = report(false);
-    assert_int_equal(count(text, "33.3!"), 1);  /* of 3,000 GFLOP/s */
+    assert_int_equal(count(text, "25.0!"), 1);  /* of 4,000 GFLOP/s */
     assert_int_equal(count(text, "100.0!"), 1); /* of 1,000 */
-    assert_int_equal(count(text, "85.0!"), 2);
-    assert_non_null(strstr(text, "! 2 lines ran while other work had the CPUs"));
-    assert_non_null(strstr(text, "fell to 1000 of 2500 GFLOP/s"));
-    assert_int_equal(count(report(true), "\"disturbed\": true"), 2);
+    assert_int_equal(count(text, "85.0!"), 4);
+    assert_int_equal(count(text, "22.2!"), 2);
+    assert_non_null(strstr(text, "! 4 lines ran while other work had the CPUs"));
+    assert_non_null(strstr(text, "fell to 20% of its best"));
+    assert_int_equal(count(report(true), "\"disturbed\": true"), 4);
+}
+
+/* Created alone, not run: nothing was read and nothing checked. */
+static void test_not_run(void **state)
+{
+    (void)state;
+    memset(&all, 0, sizeof(all));
+    *put_line(0.0) = (struct bench_line){.name = "gqa-decode", .keys = 4096, .tokens = 1};
+    const char *text = report(false);
+    assert_null(strchr(text, '!'));
+    assert_null(strstr(text, "plain read"));
+    assert_null(strstr(text, "0.0e+00"));
+    text = report(true);
+    assert_int_equal(count(text, "\"worst_error\": null"), 1);
+    assert_int_equal(count(text, "\"wrong\": null"), 1);
+    assert_int_equal(count(text, "\"disturbed\": false"), 1);
 }
 
 int main(void)
@@ -88,6 +108,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_quiet),
         cmocka_unit_test(test_disturbed),
+        cmocka_unit_test(test_not_run),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

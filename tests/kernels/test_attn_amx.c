@@ -536,22 +536,29 @@ static void test_holes(void **state)
     rng_state = 22;
     use_tiles();
     double worst = 0.0;
-    for (int which = 0; which < 4; which++) {
-        /* 24 tokens x 4: three pairs, late; 72 x 4: nine, not */
-        const bool is_late = which % 2 == 0;
-        struct shape s = plain(64, 64, is_native ? 1200 : 560, is_late ? 24 : 72, 4);
+    for (int which = 0; which < 16; which++) {
+        /* 24 tokens x 4: three pairs, late; 72 x 4: nine, not. Then one pair of three, the last
+         * one of a single tile, sees a part of a block: V's tiles are made by the first and the
+         * last pair. */
+        const bool is_part = which >= 4, is_late = is_part || which % 2 == 0;
+        const int n_tokens = is_part ? 20 : is_late ? 24 : 72;
+        struct shape s = plain(64, 64, is_native ? 1200 : 560, n_tokens, 4);
         s.page_tokens = 64;
         s.is_packed = true;
-        s.latent = which >= 2;
+        s.latent = is_part ? which % 2 : which >= 2;
         struct fixture f;
         fixture_make(&f, &s);
         for (int64_t t = 0; t < s.n_tokens; t++) {
             const int64_t tile = t / 4;
             /* Of the second and third block: its begin, its end, nothing. */
-            f.lo[t] = tile % 2 == 0 ? 0 : 450;
-            f.hi[t] = tile % 2 == 0 ? 290 : s.n_keys;
-            if (tile / 2 == 1) f.lo[t] = f.hi[t] = tile; /* nothing */
-            if (tile == 4) f.lo[t] = f.hi[t] = 0;
+            f.lo[t] = tile % 2 == 0 || is_part ? 0 : 450;
+            f.hi[t] = tile % 2 == 0 && !is_part ? 290 : s.n_keys;
+            if (tile / 2 == 1 && !is_part) f.lo[t] = f.hi[t] = tile; /* nothing */
+            if (tile == 4 && !is_part) f.lo[t] = f.hi[t] = 0;
+            if (is_part && tile / 2 == which / 2 % 3) {
+                f.lo[t] = which < 10 ? 256 + 128 : 0;
+                f.hi[t] = which < 10 ? s.n_keys : 256 + 96;
+            }
         }
         const size_t n_bytes = dcp__attn_amx_many_bytes(s.n_tokens * s.n_group, f.job.dk, f.job.dv);
         f.job.call_rows = 1000;

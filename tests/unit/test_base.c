@@ -64,13 +64,13 @@ static void test_alloc(void **state)
 {
     (void)state;
     static const size_t sizes[] = {
-        0, 1, 63, 4096, ((size_t)4 << 20) - 1, (size_t)4 << 20, ((size_t)6 << 20) + 17};
+        0, 1, 63, 4096, ((size_t)2 << 20) - 1, (size_t)2 << 20, ((size_t)3 << 20) + 17};
     const size_t before = dcp__alloc_current();
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         void *mem = NULL;
         assert_int_equal(dcp__alloc(sizes[i], "test", &mem), DCP_OK);
         assert_non_null(mem);
-        assert_int_equal((uintptr_t)mem % (sizes[i] >= ((size_t)4 << 20) ? (2u << 20) : 64u), 0);
+        assert_int_equal((uintptr_t)mem % (sizes[i] >= ((size_t)2 << 20) ? (2u << 20) : 64u), 0);
         assert_int_equal(dcp__alloc_current(), before + sizes[i]);
         unsigned char *p = mem;
         for (size_t k = 0; k < sizes[i]; k++) assert_true(p[k] == 0);
