@@ -117,10 +117,9 @@ enum {
         "whichever of the\n              machine's is fastest (it is named); the GFLOP/s above "   \
         "the "                                                                                     \
         "table are its best\n"                                                                     \
-        "  !           other work had the CPUs meanwhile: the peak's median fell below 0.85 of "   \
-        "its\n"                                                                                    \
-        "              best, or a median is more than twice its minimum; fractions say little "    \
-        "then\n" more                                                                              \
+        "  !           other work had the CPUs: the peak's median is below 0.85 of the best of\n"  \
+        "              its rounds or 0.7 of the best of all, or a median is more than twice its\n" \
+        "              minimum; fractions say little then\n" more                                  \
         "  workspace   bytes that create reports; extra: counted allocator's high-water mark "     \
         "over\n              creation and a run; PSS: growth of the proportional set size; "       \
         "largest\n              rank's\n"                                                          \

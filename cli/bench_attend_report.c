@@ -117,6 +117,7 @@ static void print_json(const struct bench_lines *all)
         jout_known(&j, "GFLOPs", ran, l->flops / l->time.median_us * 1e-3);
         jout_known(&j, "matrix_GFLOPs", ran, l->matrix_GFLOPs);
         jout_known(&j, "best_GFLOPs", ran, l->best_GFLOPs);
+        jout_known(&j, "peak_GFLOPs", ran, l->peak_GFLOPs);
         jout_known(&j, "read_fraction", ran, read_fraction(l));
         jout_known(&j, "read_fraction_min", ran, l->read.min_us / l->time.min_us);
         jout_known(&j, "matrix_fraction", ran, matrix_fraction(l));
@@ -220,7 +221,7 @@ static void print_disturbed(const struct bench_lines *all)
         const struct bench_line *l = &all->line[i];
         if (!bench_is_disturbed(l)) continue;
         n++;
-        if (l->matrix_GFLOPs < lowest * l->best_GFLOPs) lowest = l->matrix_GFLOPs / l->best_GFLOPs;
+        if (l->matrix_GFLOPs < lowest * l->peak_GFLOPs) lowest = l->matrix_GFLOPs / l->peak_GFLOPs;
     }
     if (n == 0) return;
     printf("! %d line%s ran while other work had the CPUs (the matrix peak fell to %.0f%% of its "

@@ -66,8 +66,8 @@ def section(runs, models):
            "multiply-adds per second over the best of the machine's units. *error*: the largest of sampled outputs against an oracle in double, over the "
            "largest value (products: over their rms); *wrong*: elements beyond what the arithmetic allows. Memory: the largest rank's, beyond its "
            "queries, keys and result. Where ranks outnumber the CPUs, times hold the scheduler's turns as well; median over min tells the noise. "
-           "*(disturbed)*: other work had the CPUs, as the matrix peak's median below 0.85 of its best or a median of more than twice its minimum tells; fractions "
-           "say little then.", "",
+           "*(disturbed)*: other work had the CPUs, as the matrix peak's median below 0.85 of the best of its rounds or 0.7 of the best of all, or a median of more than twice its minimum, "
+           "tells; fractions say little then.", "",
            "![fractions of the roofs over context](bench-attend.svg)", ""]
     for name, run in runs:
         out += ["### " + TITLES.get(name, name), ""] + table(run["rows"]) + [""]
