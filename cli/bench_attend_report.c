@@ -221,13 +221,14 @@ static void print_disturbed(const struct bench_lines *all)
         const struct bench_line *l = &all->line[i];
         if (!bench_is_disturbed(l)) continue;
         n++;
-        if (l->matrix_GFLOPs < lowest * l->peak_GFLOPs) lowest = l->matrix_GFLOPs / l->peak_GFLOPs;
+        if (l->matrix_GFLOPs < 0.85 * l->peak_GFLOPs && l->matrix_GFLOPs < lowest * l->peak_GFLOPs)
+            lowest = l->matrix_GFLOPs / l->peak_GFLOPs;
     }
     if (n == 0) return;
-    printf("! %d line%s ran while other work had the CPUs (the matrix peak fell to %.0f%% of its "
-           "best).\n"
-           "  Fractions of such rounds say little; run again on a quiet machine, or for longer.\n",
-           n, n == 1 ? "" : "s", 100.0 * lowest);
+    printf("! %d line%s ran while other work had the CPUs", n, n == 1 ? "" : "s");
+    if (lowest < 1.0) printf(" (the matrix peak fell to %.0f%% of its best)", 100.0 * lowest);
+    printf(
+        ".\n  Fractions of such rounds say little; run again on a quiet machine, or for longer.\n");
 }
 
 static void print_tables(const struct bench_lines *all)

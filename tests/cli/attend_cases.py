@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of `attend --tp`, `attend --project` and `generate --tp`.   attend_cases.py PATH/TO/dcp-attn [-v] [TEST...]"""
-import json, math, os, random, re, shutil, subprocess, sys, tempfile, unittest
+import json, math, os, random, re, resource, shutil, subprocess, sys, tempfile, unittest
 
 from tensor_files import read, write
 
@@ -66,6 +66,13 @@ class Attend(unittest.TestCase):
                 self.assertIn(" of partial results are NaN or infinite; --nonfinite zero leaves them out", err)
                 self.assertFalse(os.path.exists(out))
         self.attend("--nonfinite", "error")
+
+    def test_file_that_may_not_grow(self):
+        out = os.path.join(self.dir, "out")
+        p = subprocess.run([EXE, "attend", self.file, "-o", out, "--causal", "-n", "1"], capture_output=True, text=True, timeout=60,
+                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)))
+        self.assertEqual((p.returncode, p.stderr), (1, f"dcp-attn: writing {out}: File too large\n"))
+        self.assertEqual(set(os.listdir(self.dir)), {os.path.basename(f) for f in (self.file, self.maps)})
 
     def test_positions_beyond_the_keys(self):
         tensors = read(self.file)

@@ -87,6 +87,9 @@ static void test_disturbed(void **state)
     assert_non_null(strstr(text, "! 4 lines ran while other work had the CPUs"));
     assert_non_null(strstr(text, "fell to 20% of its best"));
     assert_int_equal(count(report(true), "\"disturbed\": true"), 4);
+    all.n = 0;
+    put_line(4500.0)->time.min_us = 400.0; /* its own time alone */
+    assert_non_null(strstr(report(false), "! 1 line ran while other work had the CPUs.\n"));
 }
 
 /* Created alone, not run: nothing was read and nothing checked. */
