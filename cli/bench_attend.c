@@ -330,15 +330,6 @@ static dcp_status run_cases(struct bench_rank *r, const struct attend_values *v)
     return v->wanted[PRODUCT] ? run_products(r, v) : DCP_OK;
 }
 
-static void keep_roofs(struct bench_lines *all, const struct bench_rank *r)
-{
-    for (int unit = 0; unit < BENCH_ROOF_COUNT; unit++) {
-        if (r->roof_GFLOPs[unit] <= all->roof_GFLOPs[unit]) continue;
-        all->roof_GFLOPs[unit] = r->roof_GFLOPs[unit];
-        if (all->roof_GFLOPs[unit] > all->roof_GFLOPs[all->best_unit]) all->best_unit = unit;
-    }
-}
-
 static dcp_status run_threads(dcp_group *g, const struct attend_values *v, int n_threads,
                               bool *is_told_out)
 {
@@ -348,14 +339,16 @@ static dcp_status run_threads(dcp_group *g, const struct attend_values *v, int n
     r.iters = v->iters;
     r.seconds = v->seconds;
     dcp_status st = bench_rank_init(&r, g, n_threads, pinning, sizeof(pinning));
+    if (st == DCP_OK) st = run_cases(&r, v);
     if (st == DCP_OK && r.rank == 0) {
         struct bench_lines *all = v->lines;
         snprintf(all->pinning, sizeof(all->pinning), "%s", pinning);
-        keep_roofs(all, &r);
+        for (int unit = 0; unit < BENCH_ROOF_COUNT; unit++) {
+            if (r.roof_GFLOPs[unit] <= all->roof_GFLOPs[unit]) continue;
+            all->roof_GFLOPs[unit] = r.roof_GFLOPs[unit];
+            if (all->roof_GFLOPs[unit] > all->roof_GFLOPs[all->best_unit]) all->best_unit = unit;
+        }
     }
-    if (st == DCP_OK) st = run_cases(&r, v);
-    if (st == DCP_OK && r.rank == 0)
-        keep_roofs(v->lines, &r); /* rounds may have seen better ones */
     *is_told_out = r.is_told;
     bench_rank_fini(&r);
     return st;

@@ -39,18 +39,6 @@ struct bench_line {
     int64_t wrong;
 };
 
-/* Other work had the CPUs in many of the rounds: products out of registers alone came to less than
- * 0.85 of what they reached in the best of them, or to less than 0.7 of the best ever seen, or the
- * call's or the read's median is more than twice its minimum. Medians are of unlike machines then,
- * and a fraction of them may be far off, above 1 as well. (A clock that is slower for a while hits
- * the call and the roofs alike: on a server that did nothing else the peak moved by a sixth.) */
-static inline bool bench_is_disturbed(const struct bench_line *l)
-{
-    return l->has_run &&
-           (l->matrix_GFLOPs < 0.85 * l->best_GFLOPs || l->matrix_GFLOPs < 0.7 * l->peak_GFLOPs ||
-            l->time.median_us > 2.0 * l->time.min_us || l->read.median_us > 2.0 * l->read.min_us);
-}
-
 /* In memory that the ranks and the process that prints share. */
 struct bench_lines {
     int n, n_lost;

@@ -35,36 +35,46 @@ struct bench {
 /* What attention reads of a copy: keys, values, page by page; of the last page whole heads. With a
  * window from the first key that a row sees on, head by head, so that all stretches but those of
  * the first page are alike. Scales lie behind the numbers of all heads; their bytes are read there
- * or, head by head, with those behind the head. Returns how many stretches; copy < 0: counts. */
-static int64_t find_stretches(struct bench *b, int64_t copy)
+ * or, head by head, with those behind the head. */
+struct extent {
+    int64_t first_page, n_pages, skip; /* skip: slots of the first page */
+    int64_t n_parts, n_heads;          /* stretches of a page: n_parts x n_heads */
+};
+static struct extent find_extent(const struct bench *b)
 {
     const struct attend_shape *s = &b->c->shape;
-    const dcp_kv_view *const v = &b->views[copy < 0 ? 0 : copy];
-    const int64_t n = v->page_tokens, n_parts = s->is_latent ? 1 : 2;
+    const dcp_kv_view *const v = &b->views[0];
     const int64_t begin = dcp_visible_range(s->n_keys - s->n_tokens, s->n_keys, s->window, 1,
                                             b->r->n, b->r->rank, s->interleave)
                               .begin;
-    const int64_t first_page = begin / n, end_page = (v->n_keys + n - 1) / n;
-    const int64_t n_heads = s->window > 0 ? s->n_kv_heads : 1; /* stretches of a page */
-    if (first_page >= end_page) return 0;
-    if (copy < 0) return n_parts * n_heads * (end_page - first_page);
-    const int64_t elem = (int64_t)dcp_dtype_bytes(v->dtype);
+    const int64_t first_page = begin / v->page_tokens;
+    const int64_t end_page = (v->n_keys + v->page_tokens - 1) / v->page_tokens;
+    return (struct extent){.first_page = first_page,
+                           .n_pages = first_page < end_page ? end_page - first_page : 0,
+                           .skip = begin % v->page_tokens,
+                           .n_parts = s->is_latent ? 1 : 2,
+                           .n_heads = s->window > 0 ? s->n_kv_heads : 1};
+}
+static void find_stretches(struct bench *b, const struct extent *x, int64_t copy)
+{
+    const struct attend_shape *s = &b->c->shape;
+    const dcp_kv_view *const v = &b->views[copy];
+    const int64_t n = v->page_tokens, elem = (int64_t)dcp_dtype_bytes(v->dtype);
     const int64_t scale = b->scales[copy].k_base != NULL ? (int64_t)sizeof(float) : 0;
     struct bench_stretch *to = b->copies.stretches + copy * b->copies.n_stretches;
-    for (int64_t p = first_page; p < end_page; p++) {
-        const int64_t skip = s->window > 0 && p == first_page ? begin % n : 0;
-        for (int64_t part = 0; part < n_parts; part++) {
-            const char *const base =
-                part == 0 ? (const char *)v->k_base + v->pages[p] * v->k_page_stride_bytes
-                          : (const char *)v->v_base + v->pages[p] * v->v_page_stride_bytes;
+    for (int64_t i = 0; i < x->n_pages; i++) {
+        const int64_t page = v->pages[x->first_page + i], skip = i == 0 ? x->skip : 0;
+        for (int64_t part = 0; part < x->n_parts; part++) {
+            const char *const base = part == 0
+                                         ? (const char *)v->k_base + page * v->k_page_stride_bytes
+                                         : (const char *)v->v_base + page * v->v_page_stride_bytes;
             const int64_t row = (part == 0 ? s->key_dim : s->value_dim) * elem;
-            const int64_t rows = (n - skip) * (s->n_kv_heads / n_heads);
-            for (int64_t h = 0; h < n_heads; h++)
+            const int64_t rows = (n - skip) * (s->n_kv_heads / x->n_heads);
+            for (int64_t h = 0; h < x->n_heads; h++)
                 *to++ = (struct bench_stretch){base + (h * n + skip) * row,
                                                (size_t)(rows * (row + scale))};
         }
     }
-    return b->copies.n_stretches;
 }
 
 static dcp_status make_cache(struct bench *b)
@@ -92,11 +102,12 @@ static dcp_status make_cache(struct bench *b)
         DCP_TRY(dcp_cache_scales(b->cache, i, 0, &b->scales[i]));
     }
     void *mem = NULL;
-    b->copies.n_stretches = find_stretches(b, -1);
+    const struct extent x = find_extent(b);
+    b->copies.n_stretches = x.n_pages * x.n_parts * x.n_heads;
     DCP_TRY(dcp__alloc_array((size_t)(b->copies.n_copies * b->copies.n_stretches),
                              sizeof(*b->copies.stretches), "stretches", &mem));
     b->copies.stretches = mem;
-    for (int64_t i = 0; i < b->copies.n_copies; i++) (void)find_stretches(b, i);
+    for (int64_t i = 0; i < b->copies.n_copies; i++) find_stretches(b, &x, i);
     return DCP_OK;
 }
 
@@ -275,7 +286,6 @@ dcp_status bench_attend_case(struct bench_rank *r, const struct attend_case *c,
     dcp_status st = bench_agree(r, take_memory(&b));
     if (st == DCP_OK) st = prepare(&b, line);
     if (st == DCP_OK && r->iters != 0) st = measure(&b, line);
-    const struct kept_error outcome = keep_error(st);
     give_back(&b);
-    return error_again(&outcome);
+    return st;
 }

@@ -94,13 +94,6 @@ int run_on_ranks(const struct rank_opts *opts, int64_t n_ranks, int (*fn)(dcp_gr
 bool all_ranks_ok(dcp_group *g, dcp_status local);
 /* The same where the cause has been printed here (is_said): ranks of the same cause are silent. */
 bool all_ranks_ok_said(dcp_group *g, dcp_status local, bool is_said);
-/* An outcome over calls that may fail after it, such as giving back what others no longer share. */
-struct kept_error {
-    dcp_status st;
-    char text[1000];
-};
-struct kept_error keep_error(dcp_status st);
-dcp_status error_again(const struct kept_error *kept);
 /* After a collective call failed with st: tells the launcher and the peers; returns EXIT_FAILED. */
 int rank_failed(dcp_group *g, dcp_status st);
 /* Collective: sum and largest of value over the ranks. */

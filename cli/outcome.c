@@ -60,18 +60,6 @@ bool all_ranks_ok_said(dcp_group *g, dcp_status local, bool is_said)
     return ok;
 }
 
-struct kept_error keep_error(dcp_status st)
-{
-    struct kept_error kept = {st, ""};
-    if (st != DCP_OK) dcp__brief(kept.text, sizeof(kept.text), dcp_last_error());
-    return kept;
-}
-
-dcp_status error_again(const struct kept_error *kept)
-{
-    return kept->st == DCP_OK ? DCP_OK : dcp__fail(kept->st, "%s", kept->text);
-}
-
 int rank_failed(dcp_group *g, dcp_status st)
 {
     char text[1000];
